@@ -159,9 +159,9 @@ def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
     def gaps_before(added: Unit) -> int:
         coverage = Coverage(findings := Findings(), {str(path)}, whole=True)
         for u, unit in enumerate(units[:2]):
-            coverage.take(u, replace(unit, etag="1-" + str(units[1].stop)))
+            coverage.check_unit(u, replace(unit, etag="1-" + str(units[1].stop)))
         coverage.next_generation()
-        coverage.take(2, added)
+        coverage.check_unit(2, added)
         coverage.end()
         return findings.count
 

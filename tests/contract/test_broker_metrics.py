@@ -83,7 +83,7 @@ def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis)
     token = run.claim(3)
     report(run, "box.cuda0.abc", runs={name: _share(3, token, tokens=2)})
 
-    seen, look = told(meter), RemoteRunMonitor(run.record, own_client).look()
+    seen, look = told(meter), RemoteRunMonitor(run.record, own_client).poll()
     assert seen["embq_run_info"] == {(name, "notes", run.record.model.spec, "running"): 1}
     units = {state: seen["embq_run_units"][name, state] for state in ("done", "received", "in_flight", "queued")}
     assert units == {"done": look.done, "received": look.received, "in_flight": look.in_flight, "queued": look.queued}

@@ -32,8 +32,8 @@ def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str
 
 def look(case: RunCase) -> dict[str, Any]:
     """Progress of the run: the same from its folder and from the broker alone."""
-    folder = RunMonitor(case.layout.root, case.client).look().to_json()
-    broker = RemoteRunMonitor(case.record, case.client).look().to_json()
+    folder = RunMonitor(case.layout.root, case.client).poll().to_json()
+    broker = RemoteRunMonitor(case.record, case.client).poll().to_json()
     for name in ("tokens", "tokens_total", "tokens_per_s", "eta_s", "eta_basis"):
         assert folder[name] == broker[name], name
     return folder

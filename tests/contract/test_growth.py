@@ -204,12 +204,12 @@ def test_a_broker_that_lost_which_runs_are_not_over_learns_it_again(make_run: Ma
 
 def test_status_counts_what_was_added(grown: RunCase) -> None:
     watch = RunMonitor(grown.layout.root, None)
-    assert (watch.look().state, watch.look().units_total, watch.look().done) == ("stopped", 13, 8)
+    assert (watch.poll().state, watch.poll().units_total, watch.poll().done) == ("stopped", 13, 8)
     writer = grown.writer()
     grown.finish(writer)
-    assert (watch.look().state, watch.look().done, watch.look().rows_total) == ("done", 13, 39)
+    assert (watch.poll().state, watch.poll().done, watch.poll().rows_total) == ("done", 13, 39)
     add(grown, 1)
-    assert (watch.look().state, watch.look().units_total) == ("stopped", 14)
+    assert (watch.poll().state, watch.poll().units_total) == ("stopped", 14)
     grown.clock.advance(31)
     writer.step()
     grown.finish(writer)

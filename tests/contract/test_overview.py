@@ -22,8 +22,8 @@ def test_the_broker_is_asked_for_its_version_once_however_many_runs_there_are(
         make_case(own_client, tmp_path / name).build()
     before = int(own_client.info("commandstats")["cmdstat_info"]["calls"])
     monitor = OverviewMonitor(own_client)
-    assert [run.units_total for run in monitor.look().runs] == [8, 8, 8]
-    monitor.look()
+    assert [run.units_total for run in monitor.poll().runs] == [8, 8, 8]
+    monitor.poll()
     assert int(own_client.info("commandstats")["cmdstat_info"]["calls"]) - before == 2, "ours is one"
 
 
@@ -38,13 +38,13 @@ def test_a_run_that_is_over_is_shown_by_the_broker_as_its_folder_has_it(
     case.work_one(0, failed=[1], tokens=7)
     case.finish(writer)
     WORKER_REPORTS.sign_off(own_client, "w")
-    by_folder = RunMonitor(case.layout.root, own_client).look().to_json()
+    by_folder = RunMonitor(case.layout.root, own_client).poll().to_json()
     assert (by_folder["state"], by_folder["timing"]["load_s"]) == ("done", 1.5)
     (tmp_path / "a" / "commits" / "00000001.json").write_text("{")
-    (run,) = OverviewMonitor(own_client).look().runs
+    (run,) = OverviewMonitor(own_client).poll().runs
     assert run.to_json() == by_folder | {"created": run.created}, "the broker knows when it was announced alone"
     assert capsys.readouterr().err == ""
-    OverviewMonitor(own_client, opens_over=True).look()
+    OverviewMonitor(own_client, opens_over=True).poll()
     assert "the state in the broker is shown" in capsys.readouterr().err
 
 
@@ -58,7 +58,7 @@ def test_a_run_is_read_from_its_folder_where_it_goes_on_or_the_broker_has_seen_n
 
     def opened() -> bool:
         look.monitors.clear()
-        look.look()
+        look.poll()
         return isinstance(look.monitors[case.info.run], RunMonitor)
 
     assert not opened()
@@ -67,6 +67,6 @@ def test_a_run_is_read_from_its_folder_where_it_goes_on_or_the_broker_has_seen_n
     own_client.flushdb()
     register(own_client, case.record)
     assert case.writer().finished
-    by_folder = RunMonitor(case.layout.root, own_client).look()
+    by_folder = RunMonitor(case.layout.root, own_client).poll()
     assert opened(), "its times are in the folder alone"
-    assert look.look().runs[0].rows_per_s == by_folder.rows_per_s
+    assert look.poll().runs[0].rows_per_s == by_folder.rows_per_s

@@ -132,7 +132,7 @@ def account(root: Path) -> tuple[int, int, int]:
     """Rows, failures and quarantined units by the log, by its last record, and by a watch, which agree."""
     _, state = committed(root)
     totals = list(CommitLog(Layout(root)).read())[-1].totals
-    preview = RunMonitor(root, None).look()
+    preview = RunMonitor(root, None).poll()
     assert (preview.rows, preview.failures, preview.quarantined) == (state.rows, state.failures, state.quarantined)
     assert totals == state.totals()
     return state.rows, state.failures, state.quarantined

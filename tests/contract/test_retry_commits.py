@@ -82,7 +82,7 @@ def account(case: RunCase) -> tuple[int, int, int]:
     found = {(state.rows, state.failures, state.quarantined)}
     found.add((int(meta["rows"]), int(meta["failures"]), int(meta["quarantined"])))
     record: RunRecord = record_of(info, case.layout.root)
-    for look in (RunMonitor(case.layout.root, case.client).look(), RemoteRunMonitor(record, case.client).look()):
+    for look in (RunMonitor(case.layout.root, case.client).poll(), RemoteRunMonitor(record, case.client).poll()):
         found.add((look.rows, look.failures, look.quarantined))
         assert look.quarantined or look.rows_total == SAMPLES
     assert len(found) == 1, found

@@ -102,13 +102,13 @@ def test_texts_that_the_model_cut_off_are_counted_once_and_shown_everywhere(run:
     run.work_one(1)
     writer.drain()
     folder, broker = RunMonitor(run.layout.root, run.client), RemoteRunMonitor(run.record, run.client)
-    assert folder.look().truncated == broker.look().truncated == 2
+    assert folder.poll().truncated == broker.poll().truncated == 2
     second = run.writer()
     run.work_one(2, truncated=1)
     second.drain()
     assert second.committer.state.totals()["truncated"] == 3
     for watch in (folder, broker, RunMonitor(run.layout.root, None)):
-        assert watch.look().to_json()["truncated"] == 3
+        assert watch.poll().to_json()["truncated"] == 3
 
 
 def test_tokens_of_results_are_counted_while_they_wait_and_once_they_are_committed(run: RunCase) -> None:

@@ -200,7 +200,7 @@ def test_what_else_lies_in_the_folder_is_not_given_away(tmp_path: Path) -> None:
     outside.mkdir()
     (tmp_path / "laptop").symlink_to(outside)
     accounts.make(tmp_path)
-    Owner(4711, 4712).take(tmp_path, accounts.users_of(tmp_path))
+    Owner(4711, 4712).take_ownership(tmp_path, accounts.users_of(tmp_path))
     assert {path.lstat().st_uid for path in (tmp_path, tmp_path / "notes.txt", outside)} == {0}
 
 

@@ -107,7 +107,7 @@ def heard(*devices: str, host: str = "box", silent_s: float = 0.5, began_ms: int
 
 
 def devices_of(memory: MachineMemory, now_s: float, *told: Heard) -> dict[str, str]:
-    machines = memory.look([FleetStatus(heard=list(told))], now_s)
+    machines = memory.update([FleetStatus(reports=list(told))], now_s)
     return {f"{one.device}/{one.number}": one.state for machine in machines for one in machine.devices}
 
 
@@ -134,12 +134,12 @@ def test_a_machine_that_is_started_again_takes_the_place_of_its_predecessor() ->
 
 
 def test_rates_are_kept_for_ten_minutes_where_each_device_has_a_card() -> None:
-    memory, fleet = MachineMemory(), FleetStatus(heard=[heard("cpu")], workers={"w.cpu": {"rows_per_s": 30.0}})
-    memory.look([fleet], 0.0)
-    ((device,),) = (machine.devices for machine in memory.look([fleet], 25.0))
+    memory, fleet = MachineMemory(), FleetStatus(reports=[heard("cpu")], workers={"w.cpu": {"rows_per_s": 30.0}})
+    memory.update([fleet], 0.0)
+    ((device,),) = (machine.devices for machine in memory.update([fleet], 25.0))
     assert device.rates[-3:] == (30.0, None, 30.0)
-    many = FleetStatus(heard=[heard(*(f"cuda:{number}" for number in range(CARDS + 1)))])
-    (machine,) = memory.look([many], 30.0)
+    many = FleetStatus(reports=[heard(*(f"cuda:{number}" for number in range(CARDS + 1)))])
+    (machine,) = memory.update([many], 30.0)
     assert {one.rates for one in machine.devices if not one.grey} == {()}
 
 

@@ -257,7 +257,7 @@ def overview(columns: int, *, verbose: bool, of_broker: bool = True) -> list[str
             replace(RUNNING, state=RunState.DONE, model="open_clip:ViT-B-32/laion2b_s34b_b79k", output="/data/two"),
         ],
         uploads=[],
-        fleet=FleetStatus(heard=[Heard(service=service, last_ms=0, silent_s=0.0)] if of_broker else []),
+        fleet=FleetStatus(reports=[Heard(service=service, last_ms=0, silent_s=0.0)] if of_broker else []),
         of_broker=of_broker,
     )
     console = Console(width=columns)

@@ -49,11 +49,11 @@ def worker_conditions(devices: Sequence[str], counts: Sequence[int], unit_size: 
 
 def worker_result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes; the first condition is the baseline."""
-    first, *others = outcomes
+    first, *compared = outcomes
     fastest = best_of(outcomes)
     best = fastest if fastest.rate.differs(first.rate) else first
-    findings = [f"{_gain(outcome, first)}." for outcome in others]
-    if others:
+    findings = [f"{_gain(outcome, first)}." for outcome in compared]
+    if compared:
         enough = min(
             outcome.condition.worker_set.size for outcome in outcomes if not fastest.rate.differs(outcome.rate)
         )
@@ -66,7 +66,7 @@ def worker_result(outcomes: Sequence[Outcome], corpus: int | None) -> Experiment
         columns={
             "workers": [str(outcome.condition.worker_set.size) for outcome in outcomes],
             "records/s": [str(outcome.rate) for outcome in outcomes],
-            "of the first": ["1", *(str(outcome.rate.over(first.rate)) for outcome in others)],
+            "of the first": ["1", *(str(outcome.rate.over(first.rate)) for outcome in compared)],
             "device busy": [f"{outcome.busy.mean:.0%}" for outcome in outcomes],
             "memory, MB": [f"{used.mean:,.0f}" if (used := outcome.memory_mb) else "-" for outcome in outcomes],
             "loading, s": [number(outcome.load_s) for outcome in outcomes],
@@ -74,7 +74,7 @@ def worker_result(outcomes: Sequence[Outcome], corpus: int | None) -> Experiment
         },
         figures={},
         findings=(*findings, *days_sentences(best, corpus)),
-        title=_gain(shown, first) if others else title,
+        title=_gain(shown, first) if compared else title,
     )
 
 

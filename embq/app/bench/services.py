@@ -139,7 +139,7 @@ class Services:
         monitor = RunMonitor(root, None)
         while not monitor.log_state().closed:
             self.wait()
-        progress = monitor.look()
+        progress = monitor.poll()
         if self.identities_now() != self.identities:
             raise ConfigError(
                 "a process ended while it was measured and was replaced, so the figure would be wrong",

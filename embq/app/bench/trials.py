@@ -70,8 +70,8 @@ def _measure_set(
         chance.shuffle(trials)
         runs: dict[Condition, list[Replicate]] = {condition: [] for condition in conditions}
         for condition in trials:
-            wanted = rate * setup.seconds / condition.least
-            count = condition.least * max(1, min(MOST_RECORDS // condition.least, math.ceil(wanted - 0.5)))
+            batches = rate * setup.seconds / condition.least
+            count = condition.least * max(1, min(MOST_RECORDS // condition.least, math.ceil(batches - 0.5)))
             progress.begins_run(condition.name)
             runs[condition].append(private.measure(setup.records or count, unit_size=condition.unit_size))
             progress.ended(runs[condition][-1].rate)
@@ -112,7 +112,7 @@ class Progress:
         self._runs, self._done = runs, 0
         self._clock = clock
         self._started = clock()
-        self._step, self._began, self._left = "", self._started, ""
+        self._step, self._began, self._remaining = "", self._started, ""
 
     def begins(self, step: str) -> None:
         """A step starts: loading, warming up, or a run."""
@@ -127,9 +127,9 @@ class Progress:
         """A run has ended."""
         self._done += 1
         left_s = (self._clock() - self._started) / self._done * (self._runs - self._done)
-        self._left = f"; about {duration(left_s)} left" if self._done < self._runs else ""
-        self._line.say(f"{self._step}: {rate:,.1f} records/s{self._left}")
+        self._remaining = f"; about {duration(left_s)} left" if self._done < self._runs else ""
+        self._line.say(f"{self._step}: {rate:,.1f} records/s{self._remaining}")
 
     def update(self) -> None:
         """Update the shown time."""
-        self._line.show(f"{self._step}, {self._clock() - self._began:.0f} s{self._left}")
+        self._line.show(f"{self._step}, {self._clock() - self._began:.0f} s{self._remaining}")

@@ -56,7 +56,7 @@ def reload(settings: Settings, folder: Path) -> list[str]:
         ConfigError: the password cannot be read, or the server has no users.acl, cannot read it, or reads another one.
     """
     with administrator(settings, folder) as client:
-        before = set(map(as_text, client.acl_list()))
+        previous_lines = set(map(as_text, client.acl_list()))
         try:
             client.acl_load()
         except ResponseError as error:
@@ -67,13 +67,13 @@ def reload(settings: Settings, folder: Path) -> list[str]:
             ) from error
         users = sorted(filter(role_of, map(as_text, client.acl_users())))
         # The server ends connections of removed users, but keeps those with an old password. Redis 7 ends all of them.
-        for line in set(map(as_text, client.acl_list())) - before:
+        for line in set(map(as_text, client.acl_list())) - previous_lines:
             client.client_kill_filter(user=line.split()[1], skipme=True)
-    wanted = sorted(users_of(folder))
-    if wanted and users != wanted:
+    expected = sorted(users_of(folder))
+    if expected and users != expected:
         raise ConfigError(
             f"the broker does not read {folder / 'broker' / USERS}: it has the users {', '.join(users)}, "
-            f"not {', '.join(wanted)}",
+            f"not {', '.join(expected)}",
             next_step="copy this file to the one that its `aclfile` names, and reload again",
             code="broker",
         )
@@ -141,9 +141,9 @@ def remove(folder: Path, users: Sequence[str]) -> Changes:
                 next_step=f"to give it another password, remove {folder / user / 'password'} and make what is missing",
             )
         if user not in lines or not role_of(user):
-            others = [name for name in lines if role_of(name) and name not in ROLES]
+            removable = [name for name in lines if role_of(name) and name not in ROLES]
             raise UsageError(
-                f"{path} has no user {user}", next_step=f"it has {', '.join(others) or 'no others than the roles'}"
+                f"{path} has no user {user}", next_step=f"it has {', '.join(removable) or 'no others than the roles'}"
             )
     changes = Changes()
     _write(path, {user: line for user, line in lines.items() if user not in users}, changes)
@@ -215,12 +215,12 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 def _write(path: Path, lines: dict[str, str], changes: Changes) -> None:
     text = "".join(f"{line}\n" for line in [DEFAULT_USER, *lines.values()])
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    if text == before:
+    previous_text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text == previous_text:
         return
     overwrite(path, text.encode(), mode=_PRIVATE)
     changes.paths.append(path)
-    changes.users_changed = bool(before)
+    changes.users_changed = bool(previous_text)
 
 
 def _own_folder(folder: Path) -> None:

@@ -81,11 +81,11 @@ def _make(folder: Path, names: Sequence[str], days: int, now: datetime) -> list[
     authority, written = _authority(folder / "ca", now)
     certificate, key = folder / "broker" / "tls" / "server.crt", folder / "broker" / "tls" / "server.key"
     present = _names_of(certificate, key, authority[0])
-    wanted = list(dict.fromkeys([*present, *names]))
-    if present and wanted == present and not _ends_soon(certificate, now):
+    all_names = list(dict.fromkeys([*present, *names]))
+    if present and all_names == present and not _ends_soon(certificate, now):
         return written
     end = min(now + timedelta(days=days), authority[0].not_valid_after_utc)
-    _write_pair(certificate, key, _server_certificate(wanted, authority, now, end))
+    _write_pair(certificate, key, _server_certificate(all_names, authority, now, end))
     return [*written, certificate, key]
 
 

@@ -28,7 +28,7 @@ class Owner:
         uid, gid = text.split(":")
         return cls(int(uid), int(gid))
 
-    def take(self, folder: Path, users: Sequence[str]) -> list[Path]:
+    def take_ownership(self, folder: Path, users: Sequence[str]) -> list[Path]:
         """Become owner of the files of `embq broker init` in a folder; returns those that were changed.
 
         The folder itself is included if it is root's and holds nothing else but the stack's `storage`.

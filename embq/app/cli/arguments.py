@@ -35,7 +35,7 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
     None leaves an option out. UsageError for a name that the verb does not have.
     """
     command = _command(verb)
-    known = {
+    params = {
         opt.lstrip("-").replace("-", "_"): param
         for param in command.params
         if isinstance(param, click.Option)
@@ -44,7 +44,7 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
     }
     arguments: list[str] = []
     for name, value in options.items():
-        param = known.get(name)
+        param = params.get(name)
         if param is None or name in ("json", "quiet", "verbose", "output", "dry_run"):
             raise UsageError(
                 f"embq {verb} has no option {name}", next_step=f"the options are those of `embq {verb} --help`"
@@ -56,8 +56,8 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
         if param.is_flag:
             arguments.append(flag if value else param.secondary_opts[0])
         elif isinstance(value, list | tuple | set):
-            one_by_one = [str(one) for one in value]
-            arguments += [f"{flag}={one}" for one in (one_by_one if param.multiple else [",".join(one_by_one)])]
+            one_by_one = [str(item) for item in value]
+            arguments += [f"{flag}={item}" for item in (one_by_one if param.multiple else [",".join(one_by_one)])]
         else:
             arguments.append(f"{flag}={value}")
     return arguments

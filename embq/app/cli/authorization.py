@@ -44,7 +44,7 @@ def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
     refused = refusals(client, needed)
     if not refused:
         return
-    able = next(role for role in ROLES if all(role in one.roles for one in needed))
+    able = next(role for role in ROLES if all(role in permission.roles for permission in needed))
     raise ConfigError(
         f"the broker's user {user_of(client) or 'default'} may not {refused[0].what.partition(' (')[0]}, "
         f"which `embq {verb}` needs",

@@ -11,28 +11,28 @@ class JoinedBash(BashComplete):
     bash splits words there and replaces only what follows (COMP_WORDBREAKS in its manual), so they are joined again.
     """
 
-    _kept = ""
+    _prefix = ""
     """Beginning of the value that is completed, which bash leaves in place."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """The words before the one to complete, and that one."""
-        before, last = super().get_completion_args()
+        preceding, last = super().get_completion_args()
         words = [""]
         is_open = False
-        for word in (*before, last):
+        for word in (*preceding, last):
             is_break = bool(word) and not word.strip(":=")
             if is_break or (is_open and word):
                 words[-1] += word
             else:
                 words.append(word)
             is_open = is_break
-        kept = words[-1] if is_open else words[-1].removesuffix(last)
-        self._kept = kept.partition("=")[2] if kept.startswith("-") else kept
+        prefix = words[-1] if is_open else words[-1].removesuffix(last)
+        self._prefix = prefix.partition("=")[2] if prefix.startswith("-") else prefix
         return words[1:-1], words[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
         """A completion as the function in bash reads it."""
-        return f"{item.type},{item.value.removeprefix(self._kept)}"
+        return f"{item.type},{item.value.removeprefix(self._prefix)}"
 
     def source(self) -> str:
         """The script. No space follows a value that goes on."""

@@ -113,7 +113,7 @@ add_completion_class(JoinedBash)
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start; see `embq.core.process.children.python`
-    verb, of_server = sys.argv[1:2], any(one.startswith(("http://", "https://")) for one in sys.argv[2:])
+    verb, of_server = sys.argv[1:2], any(argument.startswith(("http://", "https://")) for argument in sys.argv[2:])
     makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
     if makes_tables and not set(HELP).intersection(sys.argv):
         from embq.core.process.libraries import leave_out_pandas
@@ -141,9 +141,9 @@ def run(arguments: list[str]) -> int:
         show_error(error)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the boundary to the user
-        if (known := _environment_error(error)) is not None:
-            show_error(known)
-            return known.exit_code
+        if (user_error := _environment_error(error)) is not None:
+            show_error(user_error)
+            return user_error.exit_code
         details = masked(traceback.format_exc())
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
             report.write(details)
@@ -163,8 +163,8 @@ def _environment_error(error: Exception) -> EmbqError | None:
 
     None for any other.
     """
-    if (known := exhausted(error)) is not None:
-        return known
+    if (user_error := exhausted(error)) is not None:
+        return user_error
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
         return ConfigError(
             f"this needs the package {package}, which is not installed here",

@@ -59,9 +59,9 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names that begin so, and options and files of the default command; no other command is imported."""
-        found = {name: command.get_short_help_str() for name, command in self.commands.items()}
-        found |= {name: line for name, (_, line) in self.later.items()}
-        names = [CompletionItem(name, help=line) for name, line in found.items() if name.startswith(incomplete)]
+        help_by_name = {name: command.get_short_help_str() for name, command in self.commands.items()}
+        help_by_name |= {name: line for name, (_, line) in self.later.items()}
+        names = [CompletionItem(name, help=line) for name, line in help_by_name.items() if name.startswith(incomplete)]
         names += click.Command.shell_complete(self, ctx, incomplete)
         if self.default and (command := self.get_command(ctx, self.default)) is not None:
             source = command if incomplete.startswith("-") else command.params[0]
@@ -72,9 +72,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command as click does, with a suggestion for an unknown name."""
-        known = self.list_commands(ctx)
-        if args and args[0] not in (*known, *self.unlisted) and not args[0].startswith("-"):
-            near = self.foreign.get(args[0]) or difflib.get_close_matches(args[0], known, n=1)
+        verbs = self.list_commands(ctx)
+        if args and args[0] not in (*verbs, *self.unlisted) and not args[0].startswith("-"):
+            near = self.foreign.get(args[0]) or difflib.get_close_matches(args[0], verbs, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)

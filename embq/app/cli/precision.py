@@ -17,19 +17,19 @@ AUTO = "auto"
 
 
 def resolve_precision(
-    request: Request, *, there: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
+    request: Request, *, precision_at: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
 ) -> tuple[Request, str]:
     """The request with a precision in place of "auto", and the reason for it; "" where none was chosen.
 
     Args:
-        there: gives the precision of the run in a folder; "" where it holds none.
+        precision_at: returns the precision of the run in a folder; "" if it holds none.
         devices: gives the devices that will compute a new run.
     """
     from embq.producer.model_args import choose_precision
 
     if request.precision != AUTO:
         return request, ""
-    if precision := there(request.output):
+    if precision := precision_at(request.output):
         return replace(request, precision=precision), ""
     choice = choose_precision(devices())
     return replace(request, precision=choice.precision), choice.reason
@@ -53,6 +53,6 @@ def precision_of_upload(client: redis.Redis, output: Place) -> str:
     from embq.core.queue.runs import records_of, registered
     from embq.core.queue.uploads import in_progress
 
-    sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in in_progress(client)})
+    sent = records_of({upload.upload.run.encode(): upload.upload.record.encode() for upload in in_progress(client)})
     records = [*registered(client).values(), *sent.values()]
     return next((record.model.precision for record in records if record.output == str(output)), "")

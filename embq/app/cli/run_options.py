@@ -116,13 +116,13 @@ run_options = option_group(
     ),
     *(
         option(
-            one.flag,
-            type=click.Choice(one.choices) if one.choices else None,
-            default=one.choices[0] if one.choices else "",
-            metavar=None if one.choices else one.metavar,
-            help=one.help,
+            declared.flag,
+            type=click.Choice(declared.choices) if declared.choices else None,
+            default=declared.choices[0] if declared.choices else "",
+            metavar=None if declared.choices else declared.metavar,
+            help=declared.help,
         )
-        for one in DECLARED
+        for declared in DECLARED
     ),
     option(
         "--unit-size",

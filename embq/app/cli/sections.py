@@ -34,8 +34,8 @@ def section(heading: str) -> Callable[[F], F]:
     """Decorator: the options below it, down to the next one, stand under this heading of the help."""
 
     def decorate(function: F) -> F:
-        for one in getattr(function, "__click_params__", ()):
-            vars(one).setdefault("section", heading)
+        for parameter in getattr(function, "__click_params__", ()):
+            vars(parameter).setdefault("section", heading)
         return function
 
     return decorate

@@ -27,8 +27,8 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Several options as one decorator, in the order of the help."""
 
     def decorate(function: F) -> F:
-        for one in reversed(options):
-            function = one(function)
+        for add_option in reversed(options):
+            function = add_option(function)
         return function
 
     return decorate
@@ -181,11 +181,11 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
         name, equals, spec = "", "", incomplete
     family, colon, typed = spec.partition(":")
     lines = (help_.split("  ", 1) for help_ in FAMILIES.values())
-    families = {one.partition(":")[0] + (":" if ":" in one else ""): what.strip() for one, what in lines}
-    found = {} if colon else families
-    for one in (family,) if colon else FOLDERS:
-        found |= _model_folders(one, typed, all_folders=bool(colon))
-    return [CompletionItem(name + equals + one, help=line) for one, line in found.items() if one.startswith(spec)]
+    families = {usage.partition(":")[0] + (":" if ":" in usage else ""): what.strip() for usage, what in lines}
+    by_spec = {} if colon else families
+    for folder_family in (family,) if colon else FOLDERS:
+        by_spec |= _model_folders(folder_family, typed, all_folders=bool(colon))
+    return [CompletionItem(name + equals + item, help=line) for item, line in by_spec.items() if item.startswith(spec)]
 
 
 def _model_folders(family: str, typed: str, *, all_folders: bool) -> dict[str, str]:
@@ -193,16 +193,16 @@ def _model_folders(family: str, typed: str, *, all_folders: bool) -> dict[str, s
     also those that are no model of the family, because a model may be below them."""
     above, begun = typed[: typed.rfind("/") + 1], typed[typed.rfind("/") + 1 :]
     above = above or ("./" if not begun.strip(".") else "")
-    found: dict[str, str] = {}
+    help_by_spec: dict[str, str] = {}
     with suppress(OSError, RuntimeError):  # it cannot be read, or ~ has no meaning here
         for folder in sorted(Path(above).expanduser().iterdir()) if family in FOLDERS else ():
             if folder.name.startswith(".") or not folder.name.startswith(begun.strip(".")):
                 continue
             if (folder / FOLDERS[family]).is_file():
-                found[f"{family}:{above}{folder.name}"] = "a folder"
+                help_by_spec[f"{family}:{above}{folder.name}"] = "a folder"
             elif all_folders and folder.is_dir():
-                found[f"{family}:{above}{folder.name}/"] = "a folder"
-    return found
+                help_by_spec[f"{family}:{above}{folder.name}/"] = "a folder"
+    return help_by_spec
 
 
 def model_option(text: str, **settings: Any) -> Callable[[F], F]:

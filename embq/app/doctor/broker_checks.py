@@ -57,11 +57,11 @@ def _examine_embedded() -> Iterator[Check]:
         try:
             url = server.start()
             with connect(url) as client:
-                first, *others = _essentials(client, url)
+                first, *other_checks = _essentials(client, url)
         finally:
             server.stop()
     yield replace(first, detail=f"none is configured; the embedded server starts: {first.detail}")
-    yield from others
+    yield from other_checks
 
 
 def _examine(url: str, password: str) -> Iterator[Check]:

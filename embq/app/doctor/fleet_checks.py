@@ -21,11 +21,11 @@ def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
     Args:
         version: of embq here.
     """
-    heard = services(client)
-    reporting = [report.service for report in heard]
+    reports = services(client)
+    reporting = [report.service for report in reports]
     yield _present(reporting)
     yield from _versions(this_service("command", version=version), reporting)
-    for pair in competing_services(heard):
+    for pair in competing_services(reports):
         detail = f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}"
         yield Check.passed("services", detail, TWO_NEXT[pair[0].role])
     for run in foreign_runs(client):
@@ -45,11 +45,11 @@ def _present(reporting: Sequence[Service]) -> Check:
     return Check.passed("services", detail, f"start {' and '.join(f'`embq {role}`' for role in missing)}")
 
 
-def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
+def _versions(own: Service, reporting: Sequence[Service]) -> Iterator[Check]:
     """A row for each version of embq that differs from ours, or one row if none does."""
     differing = {
         (other.version, other.protocol): other
-        for other in others
+        for other in reporting
         if (other.version, other.protocol) != (own.version, own.protocol)
     }
     for other in differing.values():
@@ -57,7 +57,7 @@ def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
         detail = f"{own.speaks} here, {other.speaks} on {other.host} ({other.role})"
         yield Check("versions", state, detail, versions_next(own, other))
     if not differing:
-        yield Check.passed("versions", f"{own.speaks}{', like all services' if others else ''}")
+        yield Check.passed("versions", f"{own.speaks}{', like all services' if reporting else ''}")
 
 
 def libraries(client: redis.Redis) -> Iterator[Check]:

@@ -48,17 +48,17 @@ MODEL_FIX = "check the files of the model"
 INPUT_FIX = "mount it under the same path as where the run was planned, or give this machine credentials for it"
 
 
-def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
+def check_worker(settings: Settings, devices: str, *, load: bool) -> Iterator[Check]:
     """All checks, in the order in which a worker needs them.
 
     Args:
         settings: with the broker.
-        wanted: as `--devices`.
+        devices: as `--devices`.
         load: load the model of each run.
     """
     checked = list(broker(settings))
     yield from checked
-    first, rows = _devices(settings, wanted)
+    first, rows = _devices(settings, devices)
     yield from rows
     yield _folder("cache", model_cache(), CACHE_LOW_BYTES, "models are kept there: set HF_HOME to a folder")
     yield _folder("scratch", Path(tempfile.gettempdir()), SCRATCH_LOW_BYTES, "set TMPDIR to a folder")
@@ -77,10 +77,10 @@ def _rights(client: redis.Redis) -> Iterator[Check]:
     yield Check.passed("rights", f"the user {user_of(client) or 'default'} may do what a worker does")
 
 
-def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
+def _devices(settings: Settings, devices: str) -> tuple[str, list[Check]]:
     """(first device of a worker, rows on all devices)."""
     try:
-        names = find_devices(wanted, settings.cuda_visible)
+        names = find_devices(devices, settings.cuda_visible)
     except EmbqError as error:
         return "cpu", [Check.of_error("devices", error)]
     if all(simulated_speed(name) for name in names):
@@ -88,7 +88,7 @@ def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
     if importlib.util.find_spec("torch") is None:
         return names[0], [Check("devices", "fail", "torch is not installed", "pip install 'embq[worker]'")]
     rows = [row for row in probes.devices(settings.cuda_visible) if row.name == "devices" or row.name in names]
-    if wanted == "auto" and names == ("cpu",):
+    if devices == "auto" and names == ("cpu",):
         why, fix = why_no_gpu(settings.cuda_visible)
         rows = [Check.passed(row.name, f"{row.detail}: {why}", fix) for row in rows]
     return names[0], rows

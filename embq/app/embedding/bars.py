@@ -14,16 +14,16 @@ MUCH = 2_000
 """Items from which a bar is shown where nothing else is asked for."""
 
 
-def shown(items: Iterable[Item], total: int | None, *, wanted: bool | None) -> Iterator[Item]:
+def shown(items: Iterable[Item], total: int | None, *, enabled: bool | None) -> Iterator[Item]:
     """The items, with a bar of those that were taken.
 
     Args:
         total: number of items; None where it is not known.
-        wanted: None for a bar in a terminal or a notebook, where there is much.
+        enabled: None for a bar in a terminal or a notebook, if there is much.
     """
-    if wanted is None:
-        wanted = (total is None or total >= MUCH) and somebody_looks()
-    if not wanted:
+    if enabled is None:
+        enabled = (total is None or total >= MUCH) and somebody_looks()
+    if not enabled:
         yield from items
         return
     with tqdm_of_place()(items, total=total, unit="rows", smoothing=0.1) as bar:
@@ -51,11 +51,11 @@ class Bar:
     """A bar of the samples of a run.
 
     Args:
-        wanted: None for a bar in a terminal or a notebook.
+        enabled: None for a bar in a terminal or a notebook.
     """
 
-    def __init__(self, wanted: bool | None) -> None:
-        self._wanted = somebody_looks() if wanted is None else wanted
+    def __init__(self, enabled: bool | None) -> None:
+        self._enabled = somebody_looks() if enabled is None else enabled
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
@@ -69,7 +69,7 @@ class Bar:
 
     def show(self, done: int, total: int | None, note: str) -> None:
         """Show that so many of so many samples are done, and a note of the run's state."""
-        if not self._wanted:
+        if not self._enabled:
             return
         if self._bar is None:
             self._bar = tqdm_of_place()(unit="rows")

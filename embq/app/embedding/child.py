@@ -26,17 +26,17 @@ def main() -> None:
     from embq.app.cli.entry_point import cli
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    told: dict[str, Any]
+    answer: dict[str, Any]
     try:
         result: Any = cli.main(sys.argv[1:], prog_name="embq", standalone_mode=False)
-        told = {"status": int(result) if isinstance(result, int) else 0}
+        answer = {"status": int(result) if isinstance(result, int) else 0}
     except EmbqError as error:
-        told = {"error": error_fields(error), "status": int(error.exit_code)}
+        answer = {"error": error_fields(error), "status": int(error.exit_code)}
     except click.ClickException as error:
-        told = {"error": error_fields(UsageError(error.format_message())), "status": int(Exit.USAGE)}
+        answer = {"error": error_fields(UsageError(error.format_message())), "status": int(Exit.USAGE)}
     sys.stdout.flush()
-    click.echo(json.dumps(told))
-    sys.exit(told["status"])
+    click.echo(json.dumps(answer))
+    sys.exit(answer["status"])
 
 
 def _end_with_parent() -> None:

@@ -53,7 +53,7 @@ def embed(
             raise UsageError(f"data is {name} and no list or table", next_step="give a list: embq.embed([item], ...)")
         return _checked(_vectors(data, "", model, precision, devices, progress), on_error)[0]
     name, modality = _column(table, text_column, image_column)
-    if doubled := next((one for one in (name, output_column) if table.names.count(one) > 1), None):
+    if doubled := next((column for column in (name, output_column) if table.names.count(column) > 1), None):
         raise UsageError(f"the table has several columns {doubled!r}", next_step="rename or drop all but one")
     items = table.column(name)
     vectors, failures = _checked(_vectors(items, modality, model, precision, devices, progress), on_error)
@@ -77,10 +77,10 @@ Found = tuple[np.ndarray, dict[int, tuple[str, str]]]
 """Vectors, float32 of shape (n, dim), NaN where there is none; and position -> (code, message)."""
 
 
-def _checked(found: Found, on_error: OnError) -> Found:
-    if found[1] and on_error == "raise":
-        raise not_embedded(found[1], len(found[0]))
-    return found
+def _checked(answer: Found, on_error: OnError) -> Found:
+    if answer[1] and on_error == "raise":
+        raise not_embedded(answer[1], len(answer[0]))
+    return answer
 
 
 def _vectors(
@@ -109,7 +109,7 @@ def by_workers(
     with TemporaryDirectory(prefix="embq-embed-", dir=spool_folder()) as folder:
         kind, checked = of_one_kind(items, modality)
         total = len(items) if isinstance(items, Sequence) else None
-        inputs, count, missing = _written(Path(folder), kind, shown(checked, total, wanted=progress))
+        inputs, count, missing = _written(Path(folder), kind, shown(checked, total, enabled=progress))
         if not inputs:
             return np.empty((count, 0), np.float32), missing
         out = Path(folder) / "out"

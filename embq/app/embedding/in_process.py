@@ -241,11 +241,11 @@ def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple
 
 def samples_of(texts: Iterable[Any]) -> Iterator[Sample]:
     """Samples of texts or encoded images, numbered from 0 within each unit."""
-    for number, one in enumerate(texts):
+    for number, item in enumerate(texts):
         ordinal = number % UNIT_SAMPLES
-        if isinstance(one, bytes):
-            yield Sample(ordinal=ordinal, key=str(number), image=one)
-        elif isinstance(one, tuple):  # why there is none
-            yield Sample(ordinal=ordinal, key=str(number), error=one)
+        if isinstance(item, bytes):
+            yield Sample(ordinal=ordinal, key=str(number), image=item)
+        elif isinstance(item, tuple):  # why there is none
+            yield Sample(ordinal=ordinal, key=str(number), error=item)
         else:
-            yield Sample(ordinal=ordinal, key=str(number), text=one)
+            yield Sample(ordinal=ordinal, key=str(number), text=item)

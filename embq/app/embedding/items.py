@@ -87,8 +87,8 @@ def _encoded(picture: Any) -> Any:
     try:
         picture.load()
     except DECODER_ERRORS as error:
-        found = damaged(b"", error)
-        return (found.code, found.message)
+        failure = damaged(b"", error)
+        return (failure.code, failure.message)
     try:
         (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(buffer, "PNG")
     except DECODER_ERRORS as error:

@@ -65,7 +65,7 @@ class Model:
         truncate_dim: int | None = None,
         *,
         task: str | None = None,
-        **others: Any,
+        **options: Any,
     ) -> Any:
         """Vectors of texts or images: float32 of shape (n, dim) in the order given; of one item, (dim,).
 
@@ -89,14 +89,14 @@ class Model:
         Raises InputError `not_embedded` for an item without a vector, such as an empty text, and UsageError for an
         argument that is not supported.
         """
-        inputs = others.pop("sentences", inputs)
-        _refuse_others(output_value, precision, device, others)
-        one = is_one(inputs)
-        if not one and (not isinstance(inputs, Iterable) or table_of(inputs) is not None):
+        inputs = options.pop("sentences", inputs)
+        _refuse_options(output_value, precision, device, options)
+        is_single = is_one(inputs)
+        if not is_single and (not isinstance(inputs, Iterable) or table_of(inputs) is not None):
             raise _unsupported(
                 f"inputs of type {type(inputs).__name__}", "give an item, a list of items, or use embq.embed"
             )
-        items = [inputs] if one else list(inputs)
+        items = [inputs] if is_single else list(inputs)
         if precision in ("int8", "uint8") and len(items) == 1:
             raise _unsupported(f"precision={precision!r} of one vector, which is scaled by the others", "use binary")
         vectors, failures = self.vectors(
@@ -112,25 +112,25 @@ class Model:
 
             quantize: Any = quantize_embeddings
             vectors = quantize(vectors, precision=precision)
-        answer: Any = vectors[0] if one else vectors
+        answer: Any = vectors[0] if is_single else vectors
         if convert_to_numpy and not convert_to_tensor:
             return answer
         import torch
 
         tensor = torch.from_numpy(answer)
-        return tensor if convert_to_tensor or one else list(tensor)
+        return tensor if convert_to_tensor or is_single else list(tensor)
 
     def encode_query(
-        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *rest: Any, **options: Any
     ) -> Any:
         """`encode` for queries: with the model's prompt "query", where it has one and no other is given."""
-        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "query", **options})
+        return self.encode(inputs, prompt_name, prompt, *rest, **{"task": "query", **options})
 
     def encode_document(
-        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *rest: Any, **options: Any
     ) -> Any:
         """`encode` for documents: with the model's prompt "document", where it has one and no other is given."""
-        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "document", **options})
+        return self.encode(inputs, prompt_name, prompt, *rest, **{"task": "document", **options})
 
     @property
     def similarity_fn_name(self) -> str:
@@ -200,9 +200,9 @@ class Model:
         engine = self._engine(kind)
         dim = engine.embedder.dims[kind]
         with engine.prompted(*self._prompted(prompt_name, prompt, task)):
-            units = engine.embed(samples_of(shown(checked, total, wanted=progress)))
+            units = engine.embed(samples_of(shown(checked, total, enabled=progress)))
             vectors, failures = rows_and_failures(units, kind, dim)
-        return vectors, {place: (one.code, one.message) for place, one in failures.items()}
+        return vectors, {place: (failure.code, failure.message) for place, failure in failures.items()}
 
     def close(self) -> None:
         """Free the model."""
@@ -218,7 +218,7 @@ class Model:
         params = PROMPTED.get(self.spec.family, ())
         task = task if "prompt_name" in params else ""
         if name is None and text is None:
-            if not task or {one for one, _ in self.spec.params} & {*params}:
+            if not task or {param for param, _ in self.spec.params} & {*params}:
                 return self.spec, ""
             name = task
         return self.spec.without_prompt().with_prompt(name if text is None else None, text), task
@@ -242,15 +242,15 @@ def _unsupported(what: str, instead: str) -> UsageError:
     return UsageError(f"embq.Model does not support {what}", next_step=instead)
 
 
-def _refuse_others(output_value: str | None, precision: str | None, device: Any, others: Mapping[str, Any]) -> None:
+def _refuse_options(output_value: str | None, precision: str | None, device: Any, options: Mapping[str, Any]) -> None:
     """Raise UsageError for what `encode` of sentence-transformers takes, or nobody does, and embq does not."""
     if output_value != "sentence_embedding":
         raise _unsupported(f"output_value={output_value!r}", "leave it out: embq gives one vector per item")
     if precision not in (None, "float32", "int8", "uint8", "binary", "ubinary"):
         raise _unsupported(f"precision={precision!r}", "use float32, int8, uint8, binary or ubinary")
-    if isinstance(device, list | tuple) or others.get("pool") is not None:
+    if isinstance(device, list | tuple) or options.get("pool") is not None:
         raise _unsupported("several processes in one call", NO_POOL)
-    if unknown := [name for name in others if name not in ("pool", "chunk_size")]:
+    if unknown := [name for name in options if name not in ("pool", "chunk_size")]:
         raise _unsupported(f"the argument {unknown[0]!r} of encode", "leave it out")
 
 
@@ -285,14 +285,14 @@ def loaded(
             ),
         )
     visible = Settings.from_environment().cuda_visible
-    found = find_devices(device, visible)[:1]
+    devices = find_devices(device, visible)[:1]
     if precision == AUTO:
-        precision = choose_precision(list(described(found, visible).values())).precision
+        precision = choose_precision(list(described(devices, visible).values())).precision
     # Threads tokenise side by side; each with a pool of its own would be too many.
     if "TOKENIZERS_PARALLELISM" not in child_environment():
         change_environment({"TOKENIZERS_PARALLELISM": "false"})
     config = config_of([NamedSpec(name="", spec=spec)], modalities=(modality,), precision=precision, chunking=None)
-    return InProcess(config, found[0], **options)
+    return InProcess(config, devices[0], **options)
 
 
 def not_embedded(failures: dict[int, tuple[str, str]], total: int) -> InputError:

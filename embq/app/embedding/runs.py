@@ -73,7 +73,7 @@ class Run:
             raise self._error
         with suppress(EmbqError):
             if (monitor := resolve_run(self.output, self._broker).monitor()) is not None:
-                return monitor.look()
+                return monitor.poll()
         return None
 
     def wait(self, timeout_s: float | None = None, *, progress: bool | None = None) -> RunProgress:
@@ -136,17 +136,17 @@ class Run:
             assert self._child.stdin is not None
             self._child.stdin.close()
             with self._answer, self._log:
-                self._error = self._told()
+                self._error = self._reported_error()
         return True
 
-    def _told(self) -> EmbqError | None:
+    def _reported_error(self) -> EmbqError | None:
         self._answer.seek(0)
         lines = self._answer.read().splitlines()
         with suppress(ValueError, IndexError):
-            told = json.loads(lines[-1])
-            if "error" in told:
-                return error_of(told["error"])
-            if told["status"] in (Exit.DONE, Exit.SOME_FAILED, Exit.INTERRUPTED):
+            answer = json.loads(lines[-1])
+            if "error" in answer:
+                return error_of(answer["error"])
+            if answer["status"] in (Exit.DONE, Exit.SOME_FAILED, Exit.INTERRUPTED):
                 return None
         self._log.seek(0)
         tail = self._log.read()[-LOG_TAIL:].decode(errors="replace").strip()

@@ -144,7 +144,7 @@ class DictTable:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data, self.names = data, list(data)
-        sized = [one for one in data.values() if isinstance(one, Sized) and not isinstance(one, str | bytes)]
+        sized = [items for items in data.values() if isinstance(items, Sized) and not isinstance(items, str | bytes)]
         if len(sized) < len(data) or len({*map(len, sized)}) > 1:
             raise UsageError(
                 "data is a dict, and its values are not lists of one length",

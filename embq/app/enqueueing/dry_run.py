@@ -12,35 +12,35 @@ from embq.core.service.progress_line import duration, size_text
 from embq.producer.estimate import Estimate, known_dims
 
 
-def cost_of(found: Estimate, client: redis.Redis) -> Cost:
+def cost_of(estimate: Estimate, client: redis.Redis) -> Cost:
     """The measured speed of the model of a request."""
     workers: dict[str, int] = {}
     for worker in live_workers(client):
         name = str(worker.get("device_name", ""))
         workers[name] = workers.get(name, 0) + 1
-    return Cost(rates=tuple(measured_rates(client, found.config)), workers=workers)
+    return Cost(rates=tuple(measured_rates(client, estimate.config)), workers=workers)
 
 
-def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
+def to_json(estimate: Estimate, cost: Cost | None) -> dict[str, Any]:
     """The shape of `embq enqueue --dry-run --json`; null stands for what is not known."""
-    dims = _dims(found, cost)
-    rows = found.rows
+    dims = _dims(estimate, cost)
+    rows = estimate.rows
     return {
         "schema": 1,
         "dry_run": True,
-        "run": found.run or None,
-        "units_there": found.existing_units,
-        "precision": found.config.precision,
-        "units": found.units,
-        "kinds": found.kinds,
-        "bytes": found.bytes,
+        "run": estimate.run or None,
+        "units_there": estimate.existing_units,
+        "precision": estimate.config.precision,
+        "units": estimate.units,
+        "kinds": estimate.kinds,
+        "bytes": estimate.bytes,
         "rows": rows,
-        "rows_exact": found.exact,
-        "rows_from_units": found.looked_at,
-        "columns": [{"name": column.name, "type": column.type} for column in found.columns],
-        "documents": found.documents,
+        "rows_exact": estimate.exact,
+        "rows_from_units": estimate.looked_at,
+        "columns": [{"name": column.name, "type": column.type} for column in estimate.columns],
+        "documents": estimate.documents,
         "dims": dims,
-        "vector_bytes": found.vector_bytes(dims) if dims is not None else {},
+        "vector_bytes": estimate.vector_bytes(dims) if dims is not None else {},
         "devices": None
         if cost is None
         else [
@@ -54,41 +54,41 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
             for rate in cost.rates
         ],
         "total_hours": None if cost is None or rows is None or not cost.rows_per_s else _hours(rows, cost.rows_per_s),
-        "listing": found.listing or None,
-        "warnings": list(found.warnings),
+        "listing": estimate.listing or None,
+        "warnings": list(estimate.warnings),
     }
 
 
-def lines(found: Estimate, cost: Cost | None) -> list[str]:
+def lines(estimate: Estimate, cost: Cost | None) -> list[str]:
     """The same for people."""
-    said = to_json(found, cost)
-    kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(found.kinds.items())) or "none"
-    rows = [("units", kinds + (f", to be added to {found.existing_units:,} of run {found.run}" if found.run else ""))]
-    rows.append(("input", size_text(found.bytes) + (f"; {found.listing}" if found.listing else "")))
-    if found.rows is None:
+    report = to_json(estimate, cost)
+    kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(estimate.kinds.items())) or "none"
+    rows = [("units", kinds + (f", to be added to {estimate.existing_units:,} of run {estimate.run}" if estimate.run else ""))]
+    rows.append(("input", size_text(estimate.bytes) + (f"; {estimate.listing}" if estimate.listing else "")))
+    if estimate.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
-    elif found.exact:
-        rows.append(("rows", f"{found.rows:,}, less what fails"))
-    elif found.config.chunking is not None:
-        texts = f"{found.documents:,}" if found.documents is not None else "not counted"
-        rows.append(("texts", f"{texts}, cut into chunks: {found.config.chunking}"))
-        rows.append(("rows", f"about {found.rows:,} chunks, by the lengths of texts in {found.looked_at} units"))
+    elif estimate.exact:
+        rows.append(("rows", f"{estimate.rows:,}, less what fails"))
+    elif estimate.config.chunking is not None:
+        texts = f"{estimate.documents:,}" if estimate.documents is not None else "not counted"
+        rows.append(("texts", f"{texts}, cut into chunks: {estimate.config.chunking}"))
+        rows.append(("rows", f"about {estimate.rows:,} chunks, by the lengths of texts in {estimate.looked_at} units"))
     else:
-        rows.append(("rows", f"about {found.rows:,}, by bytes from {found.looked_at} units that were read"))
-    if found.columns:
-        rows.append(("metadata", ", ".join(f"{column.name} {column.type}" for column in found.columns)))
-    if said["dims"] is None:
+        rows.append(("rows", f"about {estimate.rows:,}, by bytes from {estimate.looked_at} units that were read"))
+    if estimate.columns:
+        rows.append(("metadata", ", ".join(f"{column.name} {column.type}" for column in estimate.columns)))
+    if report["dims"] is None:
         rows.append(("vectors", "not known: the model has not run on this broker, and is not looked into"))
-    elif said["vector_bytes"]:
-        sizes = ", ".join(f"{size_text(size)} as {dtype}" for dtype, size in said["vector_bytes"].items())
-        rows.append(("vectors", f"{said['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
+    elif report["vector_bytes"]:
+        sizes = ", ".join(f"{size_text(size)} as {dtype}" for dtype, size in report["vector_bytes"].items())
+        rows.append(("vectors", f"{report['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
     if cost is None:
         rows.append(("device hours", "not known: no broker is configured (--broker)"))
     elif cost.trial_rows and not cost.rates:
-        rows.append(("device hours", _not_measured(found, cost)))
+        rows.append(("device hours", _not_measured(estimate, cost)))
     elif not cost.rates:
         rows.append(("device hours", "not known: this model has not run on this broker yet"))
-    for device in said["devices"] or ():
+    for device in report["devices"] or ():
         hours = "not known" if device["device_hours"] is None else f"{device['device_hours']:,.3f}"
         rows.append(
             (
@@ -99,31 +99,31 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
             )
         )
     if cost is not None and cost.rates:
-        total = said["total_hours"]
+        total = report["total_hours"]
         if total is None:
-            told = "no such device is connected now" if found.rows is not None else "not known, as the rows are not"
+            cell = "no such device is connected now" if estimate.rows is not None else "not known, as the rows are not"
         elif cost.trial_rows:
-            told = f"about {duration(total * 3600)} on this machine for samples like those of that run, and the start"
+            cell = f"about {duration(total * 3600)} on this machine for samples like those of that run, and the start"
         else:
-            told = f"{total:,.3f} hours with what is connected now"
-        rows.append(("total", told))
+            cell = f"{total:,.3f} hours with what is connected now"
+        rows.append(("total", cell))
     return [f"{name:<14}{text}" for name, text in rows]
 
 
-def _not_measured(found: Estimate, cost: Cost) -> str:
+def _not_measured(estimate: Estimate, cost: Cost) -> str:
     """The sentence where no run has measured a speed, with a command that does."""
-    shards = not found.exact and found.config.chunking is None
+    shards = not estimate.exact and estimate.config.chunking is None
     limit = 1 if shards else cost.trial_rows
     return (
-        f"not known: no run on this machine has measured {found.config.spec} in {found.config.precision} yet. "
+        f"not known: no run on this machine has measured {estimate.config.spec} in {estimate.config.precision} yet. "
         f"To measure it, give this command with `--limit {limit} -o TRIAL` in place of --dry-run, then this one again"
     )
 
 
-def _dims(found: Estimate, cost: Cost | None) -> int | None:
-    dims = known_dims(found.config, found.stored)
+def _dims(estimate: Estimate, cost: Cost | None) -> int | None:
+    dims = known_dims(estimate.config, estimate.stored)
     if dims is None and cost is not None and cost.rates:
-        return found.stored_dims(cost.rates[0].dims)
+        return estimate.stored_dims(cost.rates[0].dims)
     return dims
 
 

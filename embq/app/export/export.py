@@ -236,18 +236,18 @@ def _files(
     layout.temporary.rmdir()
 
 
-def _columns(schema: pa.Schema, wanted: Sequence[str] | None) -> list[str]:
+def _columns(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
     """The columns to keep, in the order of the run; InputError if one does not exist."""
-    if wanted is None:
+    if columns is None:
         return list(schema.names)
-    check_columns_exist(wanted, schema)
+    check_columns_exist(columns, schema)
     vector_types = _vector_types(schema)
-    return [field.name for field in schema if field.name in (*ALWAYS, *wanted) or field.type in vector_types]
+    return [field.name for field in schema if field.name in (*ALWAYS, *columns) or field.type in vector_types]
 
 
-def check_columns_exist(wanted: Sequence[str], schema: pa.Schema) -> None:
+def check_columns_exist(columns: Sequence[str], schema: pa.Schema) -> None:
     """Raise InputError if the rows of a run lack one of the columns."""
-    if absent := [name for name in wanted if name not in schema.names]:
+    if absent := [name for name in columns if name not in schema.names]:
         raise InputError(
             f"rows have no column {', '.join(absent)}",
             next_step=f"they have {', '.join(schema.names)}",

@@ -106,16 +106,16 @@ def _gather(root: Place, places: Places, entries: np.ndarray) -> tuple[pa.Table,
 
 def _picked(tables: Iterator[pa.Table], first: np.ndarray, rows: np.ndarray) -> Iterator[pa.Table]:
     """The rows of ascending ranges. Copies where little of a table is wanted, so that the rest of it can go."""
-    wanted = np.concatenate([np.arange(start, start + count) for start, count in zip(first, rows, strict=True)])
+    row_numbers = np.concatenate([np.arange(start, start + count) for start, count in zip(first, rows, strict=True)])
     position = done = 0
     for table in tables:
-        end = int(np.searchsorted(wanted, position + table.num_rows))
+        end = int(np.searchsorted(row_numbers, position + table.num_rows))
         if end - done == table.num_rows:
             yield table
         elif end > done:
-            yield table.take(wanted[done:end] - position)
+            yield table.take(row_numbers[done:end] - position)
         position, done = position + table.num_rows, end
-        if done == len(wanted):
+        if done == len(row_numbers):
             return
 
 

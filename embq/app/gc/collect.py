@@ -94,17 +94,17 @@ def collect(root: Place, settings: Settings, *, must_answer: bool, older_than_s:
     layout = Layout(root)
     info = load_run(root)
     notes: list[str] = []
-    with kept_off(layout.broker) as alone:
+    with kept_off(layout.broker) as is_exclusive:
         # Another process on this folder is an `embq run`, perhaps with its embedded server.
-        url = "" if alone else EmbeddedServer.find(layout.broker)
-        client = _resident(settings, notes, must_answer=must_answer) if alone else connect(url) if url else None
+        url = "" if is_exclusive else EmbeddedServer.find(layout.broker)
+        client = _resident(settings, notes, must_answer=must_answer) if is_exclusive else connect(url) if url else None
         state = CommitLog(layout).replay(info.units)
 
         def live() -> set[str] | None:
             if client is not None:
                 return live_tokens(client, info.run)
             # Leases of an `embq run` end with its server; others are unknown.
-            return set() if alone and layout.broker.exists() else None
+            return set() if is_exclusive and layout.broker.exists() else None
 
         orphans = find_orphans(layout, info, state, live=live, older_than_s=older_than_s)
         if not dry_run:
@@ -114,7 +114,7 @@ def collect(root: Place, settings: Settings, *, must_answer: bool, older_than_s:
         if orphans.in_use and live() is None:
             notes.append("no broker was asked whose they are, so staged results stay until the run is finished")
         removed = None
-        if client is not None and alone and state.closed:
+        if client is not None and is_exclusive and state.closed:
             if client.exists(run_key(info.run, "writer")):
                 notes.append("a writer holds the run, so the broker keeps it: stop that writer, and repeat this")
             else:

@@ -115,7 +115,7 @@ class ServiceProcess:
         if not message:
             message = f"the {self.verb} ended with status {status}"
         error = EmbqError(message, next_step=next_step or f"its log is {self.log}", code=code)
-        error.exit_code = {int(known): known for known in Exit}.get(status, Exit.BUG)
+        error.exit_code = {int(member): member for member in Exit}.get(status, Exit.BUG)
         return error
 
     def refused_model(self) -> ModelError | None:
@@ -153,8 +153,8 @@ def _event_fields(line: str) -> tuple[str, str, str]:
     values = {"code": "service", "why": "", "next": ""}
     rest = line
     for name in ("next", "why", "code"):
-        head, found, tail = rest.partition(f" {name}=")
-        if found:
+        head, separator, tail = rest.partition(f" {name}=")
+        if separator:
             values[name] = _unquoted(tail.strip())
             rest = head
     return values["code"], values["why"], values["next"]

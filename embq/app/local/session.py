@@ -122,7 +122,7 @@ class Session:
                 interrupted = self._until_closed(children, monitor)
             finally:
                 self._stop(children, monitor)
-            ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
+            ended = RunMonitor(self.layout.root, None).poll().ended_after(self._last)
             self.display.show(ended)
             if self.server is not None:
                 measured_speeds.keep(client, self.info, self.layout.root, workers=int(self.choices.get("workers", 1)))
@@ -167,7 +167,7 @@ class Session:
                 child.supervise()
             # Without an answer the server is restarting, or a child is about to report the error.
             with suppress(redis.exceptions.RedisError, AwayError):
-                progress = monitor.look()
+                progress = monitor.poll()
                 progress = self._ready_or_not(progress)
                 self.display.show(progress)
                 self.log.show(progress)
@@ -205,7 +205,7 @@ class Session:
     def _show_finish(self, monitor: RunMonitor, left_s: float) -> None:
         """Show what is still in hand while workers drain, and for how long; never fails, because services are left."""
         with suppress(redis.exceptions.RedisError, EmbqError):
-            progress = monitor.look()
+            progress = monitor.poll()
             if progress.state != RunState.DONE:
                 bound = max(0.0, left_s if progress.finish_s is None else min(progress.finish_s, left_s))
                 progress = replace(progress, state=RunState.FINISHING, eta_s=round(bound, 1))
@@ -214,7 +214,7 @@ class Session:
     def _stop(self, children: list[ServiceProcess], monitor: RunMonitor) -> None:
         """Stop workers first, so that the writer commits all that they publish; then producer and writer."""
         writer, producer, worker = children
-        asked = self.stops()
+        stops_before = self.stops()
         if worker.process is not None and worker.process.poll() is None:
             worker.process.terminate()
             began, looked_at = time.monotonic(), 0.0
@@ -224,9 +224,9 @@ class Session:
             while worker.process.poll() is None and time.monotonic() < deadline:
                 if self.server is not None and not self.server.running():
                     self.server.start()
-                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
+                if self.stops() > max(1, stops_before) or time.monotonic() > hurry_at:
                     worker.hurry()
-                    asked, hurry_at = self.stops(), deadline
+                    stops_before, hurry_at = self.stops(), deadline
                 if not self.display.quiet and time.monotonic() - looked_at >= self._look_s:
                     looked_at = time.monotonic()
                     self._show_finish(monitor, began + self.drain_s - looked_at)
@@ -252,11 +252,11 @@ def run_locally(
         inputs: as the user names them; their hosts may be private ones.
         resumed: whether options of workers that are not given are those of the session before.
     """
-    before = RunMonitor(root, None).look()
-    if before.state == RunState.DONE:
+    initial = RunMonitor(root, None).poll()
+    if initial.state == RunState.DONE:
         if not quiet:
             click.echo(folded(f"nothing is left to do: {root} holds the finished run {info.run}", err=True), err=True)
-        return Outcome(before, False)
+        return Outcome(initial, False)
     context = click.get_current_context(silent=True)
     if resumed and context is not None:
         worker_choices.recall(Layout(root), context, options)
@@ -265,7 +265,7 @@ def run_locally(
     if options.get("priority") is not None:
         wishes["priority"] = str(options["priority"])
     if not quiet:
-        units = f"{info.units - before.done - before.quarantined:,} of {info.units:,} units to do"
+        units = f"{info.units - initial.done - initial.quarantined:,} of {info.units:,} units to do"
         what = f"run {info.run}: {units} with {info.model.spec} in {info.model.precision} -> {root}"
         click.echo(folded(what, err=True), err=True)
         if resumed and (again := worker_choices.given(context, options)):
@@ -291,7 +291,7 @@ def run_locally(
             display=display,
             log=log,
             # Of a run that goes on, its user has seen the first units.
-            keep_going=options.get("keep_going", True) or before.done + before.quarantined > 0,
+            keep_going=options.get("keep_going", True) or initial.done + initial.quarantined > 0,
         ).run()
         log.show(outcome.progress, last=True)
         return outcome
@@ -301,13 +301,13 @@ def _worker_arguments(options: dict[str, Any]) -> list[str]:
     return [part for name in worker_choices.NAMES for part in (f"--{name.replace('_', '-')}", str(options[name]))]
 
 
-def own_devices(wanted: str) -> list[Device]:
+def own_devices(selection: str) -> list[Device]:
     """The devices of this machine that `--devices` names, found without torch."""
     from embq.worker.supervisor.devices import find_devices
     from embq.worker.supervisor.machine import described
 
     visible = Settings.from_environment().cuda_visible
-    return list(described(find_devices(wanted, visible), visible).values())
+    return list(described(find_devices(selection, visible), visible).values())
 
 
 def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
@@ -335,8 +335,8 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]
     if progress.state != RunState.DONE:
-        left = progress.units_total - progress.done - progress.quarantined
-        lines[0] += f" so far; {left:,} of {progress.units_total:,} units are left"
+        remaining = progress.units_total - progress.done - progress.quarantined
+        lines[0] += f" so far; {remaining:,} of {progress.units_total:,} units are left"
     elif progress.quarantined:
         lines[0] += f" ({progress.quarantined:,} units failed as a whole; what they hold is not counted)"
     elif not total:

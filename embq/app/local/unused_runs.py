@@ -27,20 +27,20 @@ def is_new(root: Place) -> bool:
 
 
 @contextmanager
-def undone_on_error(root: Place, made: RunInfo | None, *, broker: str) -> Iterator[None]:
+def undone_on_error(root: Place, new_run: RunInfo | None, *, broker: str) -> Iterator[None]:
     """Remove a run whose block ends with an error of the command itself before anything was committed: the corrected
     command then finds no other run there.
 
     Args:
-        made: the run, where this process has made it in a new folder; None leaves everything alone.
+        new_run: the run, if this process has made it in a new folder; None leaves everything alone.
         broker: a run that is in a broker of others is left alone.
     """
     try:
         yield
     except EmbqError as error:
-        told = error.exit_code in NOTHING_MADE and error.code != "service"  # else the service's log says why
-        ours = made is not None and not settings_with(broker).broker_url
-        if isinstance(root, Path) and ours and told and _is_unbegun(root, made):
+        of_command = error.exit_code in NOTHING_MADE and error.code != "service"  # else the service's log says why
+        ours = new_run is not None and not settings_with(broker).broker_url
+        if isinstance(root, Path) and ours and of_command and _is_unbegun(root, new_run):
             shutil.rmtree(root)
         raise
 
@@ -48,7 +48,7 @@ def undone_on_error(root: Place, made: RunInfo | None, *, broker: str) -> Iterat
 def remove_without_rows(root: Place) -> bool:
     """Remove a run of `embq run` that has no rows and that no process serves; gives whether it was removed."""
     layout = Layout(root)
-    progress = RunMonitor(root, None).look()
+    progress = RunMonitor(root, None).poll()
     if not isinstance(root, Path) or progress.rows:
         return False
     # A run that had no private server may be known to the broker of others, whose services may be at work on it.
@@ -66,6 +66,6 @@ def remove_without_rows(root: Place) -> bool:
     return True
 
 
-def _is_unbegun(root: Path, made: RunInfo | None) -> bool:
-    there = load_run(root)
-    return made is not None and there.run == made.run and CommitLog(Layout(root)).replay(there.units).count == 0
+def _is_unbegun(root: Path, new_run: RunInfo | None) -> bool:
+    info = load_run(root)
+    return new_run is not None and info.run == new_run.run and CommitLog(Layout(root)).replay(info.units).count == 0

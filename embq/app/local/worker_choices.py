@@ -40,10 +40,10 @@ def recall(layout: Layout, context: click.Context, options: dict[str, Any]) -> N
     Raises:
         click.BadParameter: for a value that the option does not take.
     """
-    known = remembered(layout)
+    values = remembered(layout)
     for parameter in context.command.params:
-        if (name := parameter.name) in known and not _is_given(context, str(name)):
-            options[str(name)] = parameter.type_cast_value(context, known[str(name)])
+        if (name := parameter.name) in values and not _is_given(context, str(name)):
+            options[str(name)] = parameter.type_cast_value(context, values[str(name)])
             context.set_parameter_source(str(name), ParameterSource.DEFAULT_MAP)
 
 
@@ -56,8 +56,8 @@ def remembered(layout: Layout) -> dict[str, str]:
     """The remembered options; none if the file is missing or damaged."""
     with suppress(OSError, MalformedError):
         data = beneath.read_bytes(layout.home, FILE, most_bytes=MOST_BYTES)
-        found = wire.read(dict[str, str], data, what=FILE, most_bytes=MOST_BYTES)
-        return {name: found[name] for name in NAMES if name in found}
+        values = wire.read(dict[str, str], data, what=FILE, most_bytes=MOST_BYTES)
+        return {name: values[name] for name in NAMES if name in values}
     return {}
 
 

@@ -33,15 +33,15 @@ def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
         return f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{''.join(map(_tile, results, pictures))}</div>"
     head = "<tr><th>score</th><th style='text-align:left'>key</th><th style='text-align:left'>caption</th></tr>"
     rows = "".join(
-        f"<tr><td>{one.score:.3f}</td><td>{_shown(one.key)}</td><td>{_shown(one.caption or '')}</td></tr>"
-        for one in results
+        f"<tr><td>{result.score:.3f}</td><td>{_shown(result.key)}</td><td>{_shown(result.caption or '')}</td></tr>"
+        for result in results
     )
     return f"<table>{head}{rows}</table>"
 
 
-def _tile(one: Result, picture: str) -> str:
+def _tile(result: Result, picture: str) -> str:
     image = f"<img src='{escape(picture)}' style='width:160px;height:160px;object-fit:contain'>" if picture else ""
-    caption = f"<figcaption>{one.score:.3f} {_shown(one.key)}</figcaption>"
+    caption = f"<figcaption>{result.score:.3f} {_shown(result.key)}</figcaption>"
     return f"<figure style='width:160px;margin:0'>{image}{caption}</figure>"
 
 

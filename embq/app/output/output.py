@@ -86,7 +86,7 @@ class Output:
     @property
     def json_columns(self) -> frozenset[str]:
         """Columns with JSON texts."""
-        return frozenset({"metadata"} | {one.name for one in self._info.rows.columns if one.type == "json"})
+        return frozenset({"metadata"} | {column.name for column in self._info.rows.columns if column.type == "json"})
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -106,33 +106,33 @@ class Output:
         Raises InputError `no_column` and `bad_filter`, OutputError where a file is missing or damaged.
         """
         types = {field.name: field.type for field in self.schema}
-        wanted = list(types if columns is None else columns)
-        if absent := [name for name in wanted if name not in types]:
+        selected = list(types if columns is None else columns)
+        if absent := [name for name in selected if name not in types]:
             raise InputError(
                 f"rows have no column {', '.join(absent)}", next_step=f"they have {', '.join(types)}", code="no_column"
             )
-        tests = [typed(one, types) for one in read_conditions(where)] if types else []
-        needed = list(dict.fromkeys([*wanted, *(test.column for test in tests)]))
+        tests = [typed(condition, types) for condition in read_conditions(where)] if types else []
+        needed = list(dict.fromkeys([*selected, *(test.column for test in tests)]))
         for files in self._parts:
             for table in part_tables(self.root, files, needed):
                 for test in tests:
                     table = table.filter(matches(table[test.column].combine_chunks(), test))
-                yield table.select(wanted).replace_schema_metadata(None)
+                yield table.select(selected).replace_schema_metadata(None)
 
     def rows(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Iterator[dict[str, Any]]:
         """The rows as dicts, vectors as arrays of shape (dim,); arguments and errors as of `tables`."""
         for table in self.tables(columns, where):
             blocks = {name: self.restored(table, name) for name in self.vector_columns if name in table.column_names}
-            others = table.drop_columns([*blocks]).to_pylist() if len(blocks) < table.num_columns else [{}] * len(table)
-            for number, row in enumerate(others):
-                found = row | {name: block[number] for name, block in blocks.items()}
-                yield {name: found[name] for name in table.column_names}
+            plain = table.drop_columns([*blocks]).to_pylist() if len(blocks) < table.num_columns else [{}] * len(table)
+            for number, row in enumerate(plain):
+                values = row | {name: block[number] for name, block in blocks.items()}
+                yield {name: values[name] for name in table.column_names}
 
     def table(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> pa.Table:
         """All rows in memory; arguments and errors as of `tables`."""
-        found = list(self.tables(columns, where))
-        wanted = [self.schema.field(name) for name in columns or self.schema.names]
-        return pa.concat_tables(found) if found else pa.schema(wanted).empty_table()
+        tables = list(self.tables(columns, where))
+        fields = [self.schema.field(name) for name in columns or self.schema.names]
+        return pa.concat_tables(tables) if tables else pa.schema(fields).empty_table()
 
     def to_pandas(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Any:
         """All rows as a pandas.DataFrame; vectors are arrays of shape (dim,)."""
@@ -165,33 +165,33 @@ class Output:
             dtype: None for that of the run; float32 where it stores int8 or binary.
         """
         name = self._vector_column(vector_name)
-        kept = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
-        wanted = kept if dtype is None else np.dtype(dtype)
+        default_dtype = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
+        target_dtype = default_dtype if dtype is None else np.dtype(dtype)
         shape = (self.rows_count, self.dims.get(name, 0))
-        if mmap and (whole := self._only_npy(name)) is not None and whole.dtype == wanted:
-            return whole
+        if mmap and (matrix := self._only_npy(name)) is not None and matrix.dtype == target_dtype:
+            return matrix
         if mmap and self.rows_count:
             with tempfile.TemporaryFile(dir=spool_folder()) as file:
-                found: np.ndarray = np.memmap(file, wanted, "w+", shape=shape)
+                values: np.ndarray = np.memmap(file, target_dtype, "w+", shape=shape)
         else:
-            found = np.empty(shape, wanted)
+            values = np.empty(shape, target_dtype)
         at = 0
         for table in self.tables([name]):
             block = self.restored(table, name)
-            found[at : at + len(block)] = block
+            values[at : at + len(block)] = block
             at += len(block)
-        return found
+        return values
 
     def failures(self) -> pa.Table:
         """The failures that stand: key, source, code, message, attempt, unit_id; the key of a whole unit is ""."""
         names = ("key", "source", "code", "message", "attempt", "unit_id")
-        found = [table.select([one for one in names if one != "source"]) for table in standing_failures(self.root)]
-        if not found:
+        tables = [table.select([name for name in names if name != "source"]) for table in standing_failures(self.root)]
+        if not tables:
             return pa.table({name: pa.array([], pa.string()) for name in names})
-        table = pa.concat_tables(found)
+        table = pa.concat_tables(tables)
         ids = table["unit_id"].cast(pa.string()).to_pylist()
         sources = Manifest(Layout(self.root)).sources(set(ids))
-        return table.append_column("source", pa.array([sources.get(one) for one in ids], pa.string())).select(names)
+        return table.append_column("source", pa.array([sources.get(id_) for id_ in ids], pa.string())).select(names)
 
     def torch(
         self, *, batch_size: int = 1024, columns: Sequence[str] = (), vector_name: str | None = None
@@ -223,14 +223,14 @@ class Output:
         paths = [path for file in files if isinstance(path := file.place(self.root), Path)]
         if not paths or len(paths) < len(self._parts):
             return None
-        found = [matrix for path in paths if isinstance(matrix := mapped(path), np.memmap)]
-        if sum(map(len, found)) != self.rows_count:
+        matrices = [matrix for path in paths if isinstance(matrix := mapped(path), np.memmap)]
+        if sum(map(len, matrices)) != self.rows_count:
             raise OutputError(
                 f"the files of {column} in {self.root} do not have the rows of their records",
                 next_step="restore them from a backup; embq verify tells which",
                 code="part_damaged",
             )
-        return found
+        return matrices
 
     def part_rows(self) -> list[int]:
         """Rows of each part, in the order of ids."""
@@ -258,8 +258,8 @@ class Output:
         return columns[name]
 
     def _only_npy(self, column: str) -> np.ndarray | None:
-        found = self.matrices(column)
-        return found[0] if found is not None and len(found) == 1 else None
+        matrices = self.matrices(column)
+        return matrices[0] if matrices is not None and len(matrices) == 1 else None
 
 
 def open_output(path: str | PathLike[str]) -> Output:

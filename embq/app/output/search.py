@@ -30,7 +30,7 @@ class Results(list[Result]):
         self._index = index
 
     def _repr_html_(self) -> str:
-        return results_html(self, self._index.pictures([one.id for one in self]))
+        return results_html(self, self._index.pictures([result.id for result in self]))
 
 
 class Index:
@@ -77,15 +77,15 @@ class Index:
         """
         if k < 1:
             raise UsageError(f"k is {k}", next_step="ask for one result or more")
-        one = isinstance(queries, str | bytes | Path)
-        matrix = self._matrix([queries] if one else queries)
+        is_single = isinstance(queries, str | bytes | Path)
+        matrix = self._matrix([queries] if is_single else queries)
         among = self._searcher.select(read_conditions(where)) if where else None
-        found = self._searcher.search(matrix, min(k, max(1, len(self))), nprobe=nprobe, among=among)
+        neighbours = self._searcher.search(matrix, min(k, max(1, len(self))), nprobe=nprobe, among=among)
         answers = [
             Results(results_of(ids, scores, self._searcher.rows, k=k), self)
-            for ids, scores in zip(found.ids, found.scores, strict=True)
+            for ids, scores in zip(neighbours.ids, neighbours.scores, strict=True)
         ]
-        return answers[0] if one else answers
+        return answers[0] if is_single else answers
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
         """Thumbnails of rows as data: URLs; "" where there is none."""
@@ -99,10 +99,10 @@ class Index:
     def _matrix(self, queries: Any) -> np.ndarray:
         metric, dim = self._searcher.version.plan.metric, self._searcher.dim
         items = list(queries)
-        if all(isinstance(one, str | bytes | Path) for one in items):
-            items = [self._embedded(one) for one in items]
+        if all(isinstance(item, str | bytes | Path) for item in items):
+            items = [self._embedded(item) for item in items]
         return (
-            np.stack([checked_vector(np.asarray(one), dim, metric) for one in items]) if items else np.empty((0, dim))
+            np.stack([checked_vector(np.asarray(item), dim, metric) for item in items]) if items else np.empty((0, dim))
         )
 
     def _embedded(self, item: str | bytes | Path) -> np.ndarray:
@@ -136,10 +136,10 @@ class _Pictures:
         try:
             origin = self._finder.origin(collection, id_, row["key"], row["unit_id"])
             data = self._images.image(origin.unit, origin.key, origin.ordinal)
-            made = self._decoders.thumbnail(data, PICTURE_PX)
+            thumbnail = self._decoders.thumbnail(data, PICTURE_PX)
         except (EmbqError, InputError, OSError):
             return ""
-        return f"data:image/jpeg;base64,{base64.b64encode(made).decode()}"
+        return f"data:image/jpeg;base64,{base64.b64encode(thumbnail).decode()}"
 
     def close(self) -> None:
         """End the child processes."""

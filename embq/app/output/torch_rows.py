@@ -101,10 +101,10 @@ class TorchRows(IterableDataset[dict[str, Any]]):
             at += rows
 
 
-def _read_into(file: FileIO, wanted: memoryview) -> None:
+def _read_into(file: FileIO, buffer: memoryview) -> None:
     done = 0
-    while done < len(wanted):
-        if not (count := file.readinto(wanted[done:])):
+    while done < len(buffer):
+        if not (count := file.readinto(buffer[done:])):
             raise OutputError(f"{file.name} ends too early", next_step="embq verify tells more", code="part_damaged")
         done += count
 

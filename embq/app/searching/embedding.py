@@ -80,14 +80,14 @@ class QueryEmbedder:
         from embq.core.models import MODALITIES
         from embq.worker.embedders.query.loading import check_modality
 
-        known = []
+        embeddable = []
         for modality in MODALITIES:
             try:
                 check_modality(self._output, modality)
             except ModelError:
                 continue
-            known.append(modality)
-        return tuple(known)
+            embeddable.append(modality)
+        return tuple(embeddable)
 
     def load(self, modality: str) -> None:
         """Load the model of a modality, once; `text` and `image` call it.
@@ -99,15 +99,15 @@ class QueryEmbedder:
             return
         from embq.worker.embedders.query.loading import TorchQueryModel
 
-        model, found = self._opened(modality)
-        if found != self._fingerprint and self._fingerprint is not None:
+        model, fingerprint = self._opened(modality)
+        if fingerprint != self._fingerprint and self._fingerprint is not None:
             if not isinstance(model, TorchQueryModel) or self._config.members:
                 # The cached fingerprint may be older than an upgrade of a library.
-                model, found = self._opened(modality, noted=False)
-            if found != self._fingerprint:
+                model, fingerprint = self._opened(modality, noted=False)
+            if fingerprint != self._fingerprint:
                 raise ModelError(
                     f"the rows were embedded with {self._config.spec}, fingerprint {self._fingerprint[:12]}; the model "
-                    f"that {self._options['spec'] or self._output.spec} is here has {found[:12]}",
+                    f"that {self._options['spec'] or self._output.spec} is here has {fingerprint[:12]}",
                     next_step="use the files of the run's model (--model says where they are) and its versions of the "
                     "model libraries, or embed and index again",
                     code="other_model",

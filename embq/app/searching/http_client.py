@@ -126,12 +126,12 @@ def _unreachable(address: Address, reason: object, timeout_s: float) -> ServerEr
 
 def _object(address: Address, data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        answer = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise address.not_embq("it does not answer in JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise address.not_embq("its answer is not a JSON object")
-    return found
+    return answer
 
 
 def _refused(address: Address, status: int, data: bytes) -> EmbqError:

@@ -56,10 +56,10 @@ def search_local(
         lap("load_s", per_s=1)
         vector = _query_vector(searcher, query, embedder)
         lap("embed_ms")
-        found = nearest_of(searcher, query, vector, among)
+        nearest = nearest_of(searcher, query, vector, among)
         lap("search_ms")
         results = results_of(
-            found.ids[0], found.scores[0], searcher.rows, k=query.k, offset=query.offset, excluded=query.excluded
+            nearest.ids[0], nearest.scores[0], searcher.rows, k=query.k, offset=query.offset, excluded=query.excluded
         )
         lap("rows_ms")
     finally:
@@ -119,7 +119,7 @@ def _query_vector(searcher: Searcher, query: Query, embedder: QueryEmbedder | No
 
 def check_ids(query: Query, ids: int) -> None:
     """Raise InputError `no_such_id` where a query names a row that is not among the `ids` rows of an index."""
-    unknown = [one for one in sorted(query.excluded) if not 0 <= one < ids]
+    unknown = [id_ for id_ in sorted(query.excluded) if not 0 <= id_ < ids]
     if unknown:
         raise InputError(
             f"the index has no row {unknown[0]}: its ids go from 0 to {ids - 1}",
@@ -159,7 +159,7 @@ def complete_vector(searcher: Searcher, query: Query, embedded: np.ndarray | Non
         return weighted[0][1]
     for weight, examples in ((LIKE, query.like), (-UNLIKE, query.unlike)):
         if examples:
-            weighted.append((weight, np.mean([checked(rows[one]) for one in examples], axis=0)))
+            weighted.append((weight, np.mean([checked(rows[example]) for example in examples], axis=0)))
     # Divided by the sum of the weights, which metric l2 needs: there a vector has a place and not only a direction.
     total = sum(weight for weight, _ in weighted)
     return checked(np.sum([weight / total * vector for weight, vector in weighted], axis=0))
@@ -172,9 +172,9 @@ def nearest_of(searcher: Searcher, query: Query, vector: np.ndarray, among: Sele
         vector: float32 (dim,).
         among: the rows that satisfy its conditions; None without conditions.
     """
-    wanted = min(query.offset + query.k + len(query.excluded), max(1, searcher.version.next_id))
+    count = min(query.offset + query.k + len(query.excluded), max(1, searcher.version.next_id))
     return searcher.search(
-        vector[None], wanted, nprobe=query.nprobe, refine=query.refine, among=among, fill=query.offset > 0
+        vector[None], count, nprobe=query.nprobe, refine=query.refine, among=among, fill=query.offset > 0
     )
 
 
@@ -198,19 +198,19 @@ def checked_vector(vector: np.ndarray, dim: int, metric: str) -> np.ndarray:
             code="wrong_dimension",
         )
     # In float64: the length of a vector of large float32 numbers is finite there.
-    whole = vector.astype(np.float64)
+    vector64 = vector.astype(np.float64)
     with np.errstate(over="ignore"):
-        in_range = np.isfinite(whole.astype(np.float32)).all()
+        in_range = np.isfinite(vector64.astype(np.float32)).all()
     if not in_range:
         raise InputError("the query has numbers that are not finite", code="bad_query")
-    length = float(np.linalg.norm(whole))
+    length = float(np.linalg.norm(vector64))
     if length == 0.0 and metric != "l2":
         raise InputError(
             "all numbers of the query are zero: it has no direction",
             next_step="give a vector that the model of the index has made",
             code="bad_query",
         )
-    return np.asarray(whole / length if metric == "cosine" else whole, dtype=np.float32)
+    return np.asarray(vector64 / length if metric == "cosine" else vector64, dtype=np.float32)
 
 
 def results_of(
@@ -231,11 +231,11 @@ def results_of(
         offset: results to skip.
         excluded: ids of rows that are left out: a row is its own nearest neighbour.
     """
-    kept = [
+    hits = [
         (int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if id_ >= 0 and id_ not in excluded
     ]
-    kept = kept[offset : offset + k]
-    rows = rows_of(np.array([id_ for id_, _ in kept], np.int64)).to_pylist()
+    hits = hits[offset : offset + k]
+    rows = rows_of(np.array([id_ for id_, _ in hits], np.int64)).to_pylist()
     return [
         Result(
             rank=rank,
@@ -250,5 +250,5 @@ def results_of(
                 if name not in IDENTITY and (name != "metadata" or value is not None)  # what fits no column
             },
         )
-        for rank, ((id_, score), row) in enumerate(zip(kept, rows, strict=True), start=offset + 1)
+        for rank, ((id_, score), row) in enumerate(zip(hits, rows, strict=True), start=offset + 1)
     ]

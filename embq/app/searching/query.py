@@ -199,10 +199,10 @@ class Result:
 def by_document(results: Iterable[Result]) -> list[list[Result]]:
     """The chunks of each document together, its best first, and every other row alone; in the order of the best."""
     groups: dict[object, list[Result]] = {}
-    for one in results:
-        of = one.metadata
-        document = (one.source, str(of["document"])) if {"document", "chunk", "chunks"} <= of.keys() else one.id
-        groups.setdefault(document, []).append(one)
+    for result in results:
+        of = result.metadata
+        document = (result.source, str(of["document"])) if {"document", "chunk", "chunks"} <= of.keys() else result.id
+        groups.setdefault(document, []).append(result)
     return list(groups.values())
 
 
@@ -236,7 +236,7 @@ class ServedAnswer(Answer):
         """The JSON of `/search`."""
         return {
             "schema": SCHEMA,
-            "results": [one.describe() for one in self.results],
+            "results": [result.describe() for result in self.results],
             "timing": {name: round(value, 3) for name, value in self.timing.items()},
             "index": self.index,
             "version": self.version,
@@ -355,10 +355,10 @@ def vector_numbers(given: Any) -> list[float]:
             if len({len(row) if isinstance(row, (list, tuple)) else -1 for row in numbers}) > 1:
                 raise ValueError("its vectors have different lengths")
             numbers = numbers[0]
-        if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in numbers):
+        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
             raise ValueError("it holds something else than numbers")
-        found = [float(one) for one in numbers]
-        if not all(abs(one) <= FLOAT32_MAX for one in found):
+        values = [float(number) for number in numbers]
+        if not all(abs(number) <= FLOAT32_MAX for number in values):
             raise ValueError("it has numbers that are not finite in float32")
     except (OSError, ValueError, TypeError, EOFError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -366,7 +366,7 @@ def vector_numbers(given: Any) -> list[float]:
         raise InputError(
             f"{what}: {reason}", next_step="give a .npy file of one vector, or a JSON list of numbers", code="bad_query"
         ) from error
-    return found
+    return values
 
 
 def _load_npy(path: Path) -> Any:

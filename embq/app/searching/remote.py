@@ -76,7 +76,7 @@ def search_remote(
     body = replace(query, index=index["name"], modality=index["modality"]).to_json()
     answer = fetch_json(address, "/search", body, timeout_s=SEARCH_S)
     try:
-        results = [_result(one) for one in answer["results"]]
+        results = [_result(result) for result in answer["results"]]
         timing = {key: float(answer["timing"][key]) for key in ("filter_ms", "embed_ms", "search_ms", "rows_ms")}
     except (KeyError, TypeError, ValueError) as error:
         raise address.not_embq("its answer to a search is not one of embq") from error
@@ -89,7 +89,7 @@ def _health(address: Address) -> Mapping[str, Any]:
     health = fetch_json(address, "/health", None, timeout_s=HEALTH_S)
     indices = health.get("indices")
     if not isinstance(indices, list) or not all(
-        isinstance(one, dict) and {"name", "modality", "model_state"} <= one.keys() for one in indices
+        isinstance(index, dict) and {"name", "modality", "model_state"} <= index.keys() for index in indices
     ):
         raise address.not_embq("its health does not list indexes")
     if health.get("search") != SCHEMA:
@@ -112,7 +112,7 @@ def _select_index(
             next_step="run `embq index OUT` on that machine; a server that follows OUT's folder loads it by itself",
             code="no_index",
         )
-    names = list(dict.fromkeys(str(one["name"]) for one in indices))
+    names = list(dict.fromkeys(str(index["name"]) for index in indices))
     if name is not None and name not in names:
         raise InputError(
             f"{address} serves no index {name!r}", next_step=f"--index {' | '.join(names)}", code="no_such_index"
@@ -121,15 +121,15 @@ def _select_index(
         raise InputError(
             f"{address} serves {len(names)} indexes", next_step=f"--index {' | '.join(names)}", code="which_index"
         )
-    of_name = [one for one in indices if one["name"] == (name or names[0])]
-    fitting = [one for one in of_name if output is None or output in (one.get("output"), one["modality"])]
+    of_name = [index for index in indices if index["name"] == (name or names[0])]
+    fitting = [index for index in of_name if output is None or output in (index.get("output"), index["modality"])]
     if len(fitting) == 1:
         return fitting[0]
-    there = [str(one.get("output") or one["modality"]) for one in of_name]
-    problem = f"has no {output!r}" if output is not None else f"has {len(there)} embeddings"
+    outputs = [str(index.get("output") or index["modality"]) for index in of_name]
+    problem = f"has no {output!r}" if output is not None else f"has {len(outputs)} embeddings"
     raise InputError(
         f"the index {name or names[0]!r} of {address} {problem}",
-        next_step=f"--vector-name {' | '.join(there)}",
+        next_step=f"--vector-name {' | '.join(outputs)}",
         code="no_such_index" if output is not None else "which_index",
     )
 

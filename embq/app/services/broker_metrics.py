@@ -46,7 +46,7 @@ class BrokerMetrics:
         samples.put("embq_broker_up", 1)
         workers = live_workers(self._client)
         put_workers(samples, workers)
-        put_services(samples, [one.service for one in services(self._client)], workers)
+        put_services(samples, [report.service for report in services(self._client)], workers)
         ledgers = [Ledger(self._client, record.run, scripts={}) for record in records]
         snapshots = take_snapshots(ledgers, Reports(workers), [])
         states = Counter(snapshot.state for snapshot in snapshots)

@@ -65,9 +65,9 @@ class CounterTotals:
 
     def read(self, process: str, series: Series, value: float) -> None:
         """Record the present value of a process's counter."""
-        before = self._last.get((process, series), 0.0)
+        previous = self._last.get((process, series), 0.0)
         self._last[process, series] = value
-        self._total[series] += cast("int", value - before if value >= before else value)
+        self._total[series] += cast("int", value - previous if value >= previous else value)
 
     def keep(self, processes: set[str]) -> None:
         """Drop the last values of processes that are gone; totals stay."""

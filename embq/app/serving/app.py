@@ -111,17 +111,17 @@ def application(
     """
     followed = [_existing(folder) for folder in folders] if follow else []
     needs_none = followed or (embeddings is not None and not folders)
-    found = [] if needs_none and not names else named_indices(() if follow else folders, names)
+    named = [] if needs_none and not names else named_indices(() if follow else folders, names)
     opener = partial(open_version, memory=memory, threads=threads)
 
-    def opened(one: Named) -> ServedIndex:
+    def opened(index: Named) -> ServedIndex:
         return ServedIndex(
-            name=one.name,
-            modality=one.modality,
-            path=one.path,
+            name=index.name,
+            modality=index.modality,
+            path=index.path,
             opener=opener,
             count_rows=collection_rows,
-            source=one.source,
+            source=index.source,
         )
 
     metrics = Metrics()
@@ -129,14 +129,14 @@ def application(
         _load_model if with_models else None,
         on_ready=lambda model: metrics.gauges["embq_model_ready"].labels(model).set(1),
     )
-    indices = Indices([opened(one) for one in found])
+    indices = Indices([opened(index) for index in named])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
     search = Search(indices, models, metrics, image_urls=image_urls)
     serving = Serving(indices=indices, models=models, search=search, metrics=metrics)
     sites = [make(serving) for make in (embeddings, site) if make is not None]
     routes: list[BaseRoute] = [
         *Routes(search, indices, models, watcher, metrics).all(),
-        *(route for one in sites for route in one.routes),
+        *(route for part in sites for route in part.routes),
     ]
     middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
     if rules.origins:
@@ -154,18 +154,18 @@ def application(
         for index in indices.all:
             models.want(index.version)
         watcher.start()
-        for one in sites:
-            one.start()
+        for part in sites:
+            part.start()
         yield
-        for one in sites:
-            await anyio.to_thread.run_sync(one.stop)
+        for part in sites:
+            await anyio.to_thread.run_sync(part.stop)
         # In threads: a model may still be loading.
         await anyio.to_thread.run_sync(watcher.stop)
         await anyio.to_thread.run_sync(models.close)
         for index in indices.all:
             index.close()
 
-    both = ([EMBEDDINGS] if embeddings else []) + ([SEARCHES] if found or followed or not embeddings else [])
+    both = ([EMBEDDINGS] if embeddings else []) + ([SEARCHES] if named or followed or not embeddings else [])
     paths = (f"{PAGES}; programs: " if site else "") + "; to search: ".join(both)
     # The second is for what is no endpoint: files, middleware.
     handlers: dict[Any, Any] = {HTTPException: partial(_no_such_route, paths=paths), Exception: _failed}
@@ -328,12 +328,12 @@ async def read_body(request: Request, most: int = MOST_BODY, *, smaller: str = S
     Args:
         smaller: next step where it is too large.
     """
-    found = bytearray()
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
-                found += chunk
-                if len(found) > most:
+                body += chunk
+                if len(body) > most:
                     raise HttpError(
                         f"the body has more than {most:,} bytes",
                         code="too_large",
@@ -344,7 +344,7 @@ async def read_body(request: Request, most: int = MOST_BODY, *, smaller: str = S
         raise HttpError(
             f"the body did not arrive within {BODY_S:g} s", code="too_slow", next_step="send it again", status=408
         ) from error
-    return bytes(found)
+    return bytes(body)
 
 
 async def json_body(
@@ -358,10 +358,10 @@ async def json_body(
 
     Raises HttpError as `read_body`, and `bad_json`.
     """
-    found = await read_body(request, most, smaller=smaller)
-    parse = partial(json.loads, found, parse_constant=_no_constant)
+    body = await read_body(request, most, smaller=smaller)
+    parse = partial(json.loads, body, parse_constant=_no_constant)
     try:
-        return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
+        return parse() if len(body) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
     except (ValueError, RecursionError) as error:
         raise HttpError(
             f"the body is not JSON: {error}", code="bad_json", next_step=f"send an object, such as {example}"

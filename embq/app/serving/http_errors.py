@@ -89,13 +89,13 @@ ErrorPage = Callable[[Request, EmbqError, int, Mapping[str, str]], Response]
 
 def error_response(request: Request, error: EmbqError, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to an error: a page, or a part of one, for a browser that asks for it; JSON for all others."""
-    body, status, more = response_of(error, request.url.path)
+    body, status, extra_headers = response_of(error, request.url.path)
     page: ErrorPage | None = getattr(request.app.state, "error_page", None)
     accept = request.headers.get("accept", "")
     browser = "hx-request" in request.headers or ("text/html" in accept and "application/json" not in accept)
     if page is not None and browser:
-        return page(request, error, status, {**(headers or {}), **more})
-    return json_response(body, status, {**(headers or {}), **more})
+        return page(request, error, status, {**(headers or {}), **extra_headers})
+    return json_response(body, status, {**(headers or {}), **extra_headers})
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

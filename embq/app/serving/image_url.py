@@ -79,10 +79,10 @@ def _checked(url: str) -> tuple[str, int, str]:
 def _address(host: str, port: int, allowed: Callable[[str], bool]) -> str:
     """An address of a host; all of its addresses must be allowed."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise _failed(f"{host} is not known to the name server") from error
-    addresses = [str(where[4][0]) for where in found]
+    addresses = [str(where[4][0]) for where in resolved]
     if not addresses or not all(allowed(address) for address in addresses):
         raise _refused(f"{host} is not a public host")
     return addresses[0]
@@ -92,12 +92,12 @@ class _Pinned(http.client.HTTPSConnection):
     """A connection to a checked address, with the certificate verified for the host's name."""
 
     def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext, end: float) -> None:
-        super().__init__(host, port, timeout=_left(end), context=context)
+        super().__init__(host, port, timeout=_remaining_s(end), context=context)
         self._address, self._tls, self._end = address, context, end
         self.open_socket: socket.socket | None = None
 
     def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), _left(self._end))
+        plain = socket.create_connection((self._address, self.port), _remaining_s(self._end))
         try:
             # Kept beside `sock`, which http.client clears for the last response of a connection.
             self.sock = self.open_socket = self._tls.wrap_socket(plain, server_hostname=self.host)
@@ -108,23 +108,23 @@ class _Pinned(http.client.HTTPSConnection):
 
 def _body(answer: http.client.HTTPResponse, open_socket: socket.socket | None, end: float) -> bytes:
     assert open_socket is not None
-    found = bytearray()
+    body = bytearray()
     while True:
-        open_socket.settimeout(_left(end))
+        open_socket.settimeout(_remaining_s(end))
         chunk = answer.read1(_CHUNK)
         if not chunk:
-            return bytes(found)
-        found += chunk
-        if len(found) > MOST_BYTES:
+            return bytes(body)
+        body += chunk
+        if len(body) > MOST_BYTES:
             raise _refused(f"it is larger than {MOST_BYTES:,} bytes")
 
 
-def _left(end: float) -> float:
+def _remaining_s(end: float) -> float:
     """Seconds left, at least what makes a socket wait; TimeoutError where none are."""
-    left = end - time.monotonic()
-    if left <= 0:
+    remaining_s = end - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError
-    return max(left, 0.01)
+    return max(remaining_s, 0.01)
 
 
 def _refused(why: str) -> HttpError:

@@ -84,19 +84,19 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
         given.append((name, folder))
     if not given:
         raise UsageError("there is no index to serve", next_step="embq serve OUT, with the output of a run")
-    found: dict[tuple[str, str], Named] = {}
+    named: dict[tuple[str, str], Named] = {}
     for name, folder in given:
         for where in _index_folders(place(folder) if is_url(folder) else Path(folder).resolve()):
             source = where if isinstance(where, ObjectPath) else None
             path = where if isinstance(where, Path) else fetched(where, on_load=_tell_fetch)
-            one = Named(name=name or _name_of(where), modality=modality_of(path), path=path, source=source)
-            other = found.setdefault((one.name, one.modality), one)
-            if other is not one and other.path != path:
+            index = Named(name=name or _name_of(where), modality=modality_of(path), path=path, source=source)
+            other = named.setdefault((index.name, index.modality), index)
+            if other is not index and other.path != path:
                 raise UsageError(
-                    f"{other.path} and {path} would both be {one.name!r} with modality {one.modality!r}",
+                    f"{other.path} and {path} would both be {index.name!r} with modality {index.modality!r}",
                     next_step=f"give one of them another name: --name OTHER={path}",
                 )
-    return list(found.values())
+    return list(named.values())
 
 
 def _index_folders(folder: Place) -> Sequence[Place]:
@@ -135,7 +135,7 @@ def followed_name(index: Path, folder: Path) -> str:
 
 def published_below(folder: Path) -> Iterator[Path]:
     """The folders of all indexes at or below a folder, in order. Of a run only its `index` is searched."""
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
 
     def walk(at: Path, depth: int) -> Iterator[Path]:
         try:
@@ -144,9 +144,9 @@ def published_below(folder: Path) -> Iterator[Path]:
                 inside = sorted(entries, key=lambda entry: entry.name)
         except OSError:
             return  # not readable, or removed meanwhile
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in visited:
             return  # a link to a folder that was visited
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         names = {entry.name for entry in inside}
         if "CURRENT" in names:
             yield at
@@ -257,12 +257,12 @@ class IndexWatcher:
     def _walk(self) -> None:
         """Look for new and removed indexes below the followed folders."""
         began = time.monotonic()
-        there = {path: folder for folder in reversed(self._folders) for path in published_below(folder)}
+        published = {path: folder for folder in reversed(self._folders) for path in published_below(folder)}
         walked_s = time.monotonic() - began
         for path in [path for path in self._followed if _is_gone(path)]:
             self._drop(path)
-        self.failed = {path: failure for path, failure in self.failed.items() if path in there}
-        for path, folder in there.items():
+        self.failed = {path: failure for path, failure in self.failed.items() if path in published}
+        for path, folder in published.items():
             if path not in self._followed and time.monotonic() >= self._retry_at.get(path, 0.0):
                 self._add(path, followed_name(path, folder))
         self._walk_at = time.monotonic() + max(WALK_S, WALK_SHARE * walked_s)

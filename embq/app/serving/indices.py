@@ -28,7 +28,7 @@ class Indices:
     def remove(self, index: ServedIndex) -> None:
         """Stop to serve it; requests that have begun are answered."""
         with self._changing:
-            self._set(tuple(one for one in self.all if one is not index))
+            self._set(tuple(other for other in self.all if other is not index))
 
     def _set(self, indices: tuple[ServedIndex, ...]) -> None:
         by_name: dict[str, dict[str, ServedIndex]] = {}

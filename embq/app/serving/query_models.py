@@ -37,7 +37,7 @@ class QueryModels:
 
     def __init__(self, load: Callable[[VersionInfo], QueryEmbedder] | None, on_ready: Callable[[str], None]) -> None:
         self._load, self._on_ready = load, on_ready
-        self._found: dict[str, Future[QueryEmbedder]] = {}
+        self._futures: dict[str, Future[QueryEmbedder]] = {}
         # One: models are loaded one after the other, and libraries are imported by one thread.
         self._thread = ThreadPoolExecutor(1, "models")
         self._lock = threading.Lock()
@@ -48,8 +48,8 @@ class QueryModels:
         if self._load is None or version.recipe is None:
             return
         with self._lock:
-            if version.recipe.key not in self._found:
-                self._found[version.recipe.key] = self._thread.submit(self._loaded, version)
+            if version.recipe.key not in self._futures:
+                self._futures[version.recipe.key] = self._thread.submit(self._loaded, version)
 
     def state(self, version: VersionInfo) -> str:
         """ "off", "none" where the index does not say which model, "loading", "ready" or "failed"."""
@@ -57,7 +57,7 @@ class QueryModels:
             return "off"
         if version.recipe is None:
             return "none"
-        future = self._found.get(version.recipe.key)
+        future = self._futures.get(version.recipe.key)
         if future is None or not future.done():
             return "loading"
         return "failed" if future.exception() else "ready"
@@ -94,7 +94,7 @@ class QueryModels:
                 status=501,
             )
         self.want(version)
-        future = self._found[version.recipe.key]
+        future = self._futures[version.recipe.key]
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), WAIT_S)
         except TimeoutError as error:

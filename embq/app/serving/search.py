@@ -161,11 +161,11 @@ def _search_results(
 ) -> list[Result]:
     """The results, best first, with values that JSON can hold."""
     with steps.step("knn"):
-        found = nearest_of(version.searcher, query, vector, among)
+        neighbours = nearest_of(version.searcher, query, vector, among)
     with steps.step("rows"):
-        ids, scores, rows = found.ids[0], found.scores[0], version.searcher.rows
+        ids, scores, rows = neighbours.ids[0], neighbours.scores[0], version.searcher.rows
         results = results_of(ids, scores, rows, k=query.k, offset=query.offset, excluded=query.excluded)
-    return [replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}) for one in results]
+    return [replace(hit, metadata={name: json_value(value) for name, value in hit.metadata.items()}) for hit in results]
 
 
 def _knn_results(
@@ -176,9 +176,9 @@ def _knn_results(
     The second value is whether near-duplicates could be looked for.
     """
     with steps.step("knn"):
-        found = version.searcher.search(vector[None], min(request.query.k, version.info.ids))
-    there = found.ids[0] >= 0
-    ids, scores = found.ids[0][there], found.scores[0][there]
+        neighbours = version.searcher.search(vector[None], min(request.query.k, version.info.ids))
+    valid = neighbours.ids[0] >= 0
+    ids, scores = neighbours.ids[0][valid], neighbours.scores[0][valid]
     compared = True
     if request.deduplicate and len(ids) > 1:
         try:
@@ -230,9 +230,9 @@ def json_value(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, list | tuple):
-        return [json_value(one) for one in value]
+        return [json_value(item) for item in value]
     if isinstance(value, dict):
-        return {str(name): json_value(one) for name, one in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     return str(value)
 
 

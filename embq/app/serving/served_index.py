@@ -141,20 +141,20 @@ class ServedIndex:
             if unused:
                 held.searcher.close()
 
-    def refresh(self, moved: Callable[[], None] = lambda: None) -> bool:
+    def refresh(self, on_progress: Callable[[], None] = lambda: None) -> bool:
         """Open the version that CURRENT names where it has changed; whether a new version is open.
 
         A version that cannot be fetched or opened leaves the old one in use; it is tried again at every call.
 
         Args:
-            moved: called again and again while a version is fetched; what it raises ends that.
+            on_progress: called again and again while a version is fetched; what it raises ends that.
         """
         try:
             if self._source is not None and time.monotonic() >= self._ask_at:
                 from embq.indexer.index_files.remote import fetched
 
                 self._ask_at = time.monotonic() + ASK_S
-                fetched(self._source, moved=moved)
+                fetched(self._source, moved=on_progress)
                 if self._read_current() == self._current:
                     self.failed = ""
             current = self._read_current()

@@ -57,12 +57,12 @@ class Connections:
     def admit(self, connection: BoundedConnection) -> None:
         """Admit a connection; above a limit the longest idle one is closed, or the new one where none is idle."""
         client = _client(connection)
-        same = [one for one, whose in self._open.items() if whose == client]
+        same = [other for other, whose in self._open.items() if whose == client]
         self._open[connection] = client
         if len(same) >= self._most_of_client:
-            self._close(next((one for one in same if one.waits), connection))
+            self._close(next((other for other in same if other.waits), connection))
         elif len(self._open) > self._most:
-            self._close(next((one for one in self._open if one.waits), connection))
+            self._close(next((other for other in self._open if other.waits), connection))
 
     def forget(self, connection: BoundedConnection) -> None:
         """Remove a closed connection."""

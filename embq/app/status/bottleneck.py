@@ -88,7 +88,7 @@ class Bottleneck:
         if self.name == "device":
             next_name, next_busy = max(
                 ((stage, share) for stage, share in busy.items() if stage != "embed"),
-                key=lambda one: one[1],
+                key=lambda pair: pair[1],
                 default=("", 0.0),
             )
             if next_busy < LEAST_BUSY or busy.get("embed", 0.0) <= next_busy:
@@ -142,7 +142,7 @@ def _bottleneck(
     for_each: dict[str, float] = {}
     for name, *_, weight in reports:
         for_each[name] = for_each.get(name, 0.0) + weight
-    name = max(sorted(for_each), key=lambda one: for_each[one])
+    name = max(sorted(for_each), key=lambda candidate: for_each[candidate])
     total = sum(for_each.values())
     causes: dict[str, float] = defaultdict(float)
     stages: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -154,16 +154,16 @@ def _bottleneck(
             mean = stages[stage]
             for state, share in states.items():
                 mean[state] += share * part
-    held_up = [(span, whole) for one, span, whole, _ in reports if one == name]
+    held_up = [(span, report) for report_name, span, report, _ in reports if report_name == name]
     cores = [int(span["cores_needed"]) for span, _ in held_up if span.get("cores_needed")]
     return Bottleneck(
         name=name,
         # Rounded at the end: the share of one of a thousand workers is less than the last digit.
         causes={cause: round(share, 3) for cause, share in causes.items()},
         stages={stage: {state: round(share, 3) for state, share in mean.items()} for stage, mean in stages.items()},
-        threads=sum(int(whole["threads"]) for _, whole in held_up),
+        threads=sum(int(report["threads"]) for _, report in held_up),
         workers=len(held_up),
-        whole_images=name == "decoding" and any(whole["decode"] not in RELIEVED for _, whole in held_up),
+        whole_images=name == "decoding" and any(report["decode"] not in RELIEVED for _, report in held_up),
         cores=int(held_up[0][1]["cores"]) if len(held_up) == 1 else 0,
         cores_needed=sum(cores) if len(cores) == len(held_up) else None,
         cores_exact=all(span.get("cores_exact", True) for span, _ in held_up),

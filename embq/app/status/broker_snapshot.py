@@ -19,7 +19,7 @@ class BrokerSnapshot:
 
     Attributes:
         meta: counters of the run.
-        asked: requests that are not in the output folder yet.
+        requested: requests that are not in the output folder yet.
         received, in_flight: numbers of units.
         workers: reports of all workers, also of those that serve other models.
         services: those that report, read while no worker has units of the run.
@@ -28,7 +28,7 @@ class BrokerSnapshot:
     """
 
     meta: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, str] = field(default_factory=dict)
+    requested: dict[str, str] = field(default_factory=dict)
     received: int = 0
     in_flight: int = 0
     workers: Reports = field(default_factory=Reports)
@@ -46,7 +46,7 @@ class BrokerSnapshot:
         if not self.meta.get("gen"):
             return RunState.ABSENT
         is_done = self.meta.get("state") == RunState.DONE
-        return RunState.DONE if is_done else Control().with_changes(self.meta | self.asked).state
+        return RunState.DONE if is_done else Control().with_changes(self.meta | self.requested).state
 
     @property
     def moved_ms(self) -> int:
@@ -89,15 +89,15 @@ class BrokerSnapshot:
 def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     """Read the state of a run. Raises redis.exceptions.RedisError if the broker is unreachable."""
     workers = Reports(live_workers(ledger.client))
-    heard = [] if workers.shares(ledger.run) else services(ledger.client)
-    return take_snapshots([ledger], workers, heard)[0]
+    reports = [] if workers.shares(ledger.run) else services(ledger.client)
+    return take_snapshots([ledger], workers, reports)[0]
 
 
-def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Heard]) -> list[BrokerSnapshot]:
+def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, reports: list[Heard]) -> list[BrokerSnapshot]:
     """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError if it is unreachable.
 
     Args:
-        workers, heard: the reports, read before: tokens of a unit that is published meanwhile are counted in `meta` as
+        workers, reports: as read before: tokens of a unit that is published meanwhile are counted in `meta` as
             waiting.
     """
     if not ledgers:
@@ -116,15 +116,15 @@ def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Hear
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     snapshots = []
     for i, shares in enumerate(shares_of):
-        holders, meta, asked, received, in_flight = answers[5 * i : 5 * i + 5]
+        holders, meta, requested, received, in_flight = answers[5 * i : 5 * i + 5]
         snapshots.append(
             BrokerSnapshot(
                 meta=read_meta(meta),
-                asked=requested_changes(asked),
+                requested=requested_changes(requested),
                 received=int(received),
                 in_flight=int(in_flight),
                 workers=workers,
-                services=[] if shares else heard,
+                services=[] if shares else reports,
                 begun=done_of(shares, holders[1:]),
                 now_ms=now_ms,
             )

@@ -61,9 +61,9 @@ class CommitPace:
         self._forget(from_s)
         if not self._points:
             return None
-        first_s, before = self._points[0]
+        first_s, first_rows = self._points[0]
         elapsed_s = now_s - max(from_s, first_s)
-        return (self._points[-1][1] - before, elapsed_s) if elapsed_s >= LEAST_S else None
+        return (self._points[-1][1] - first_rows, elapsed_s) if elapsed_s >= LEAST_S else None
 
     def _forget(self, before_s: float) -> None:
         """Drop all points before a time but the last."""

@@ -104,7 +104,7 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
     bar.add_row(
         TwoToneBar(progress.share_committed, progress.share_embedded),
         Text(f"{progress.share_committed:6.1%}", no_wrap=True),
-        Text(_left(progress), style="cyan"),
+        Text(_time_left(progress), style="cyan"),
     )
     facts = Table.grid(padding=(0, 2))
     embedded = f", {progress.embedded:,} embedded" if progress.embedded > progress.rows + progress.failures else ""
@@ -184,7 +184,7 @@ def _part(share: float, word: str) -> str:
     return f", {share:.0%} {word}" if share >= 0.005 else ""
 
 
-def _left(progress: RunProgress) -> str:
+def _time_left(progress: RunProgress) -> str:
     if progress.state in (RunState.DONE, RunState.FINISHING):
         return ""
     if progress.eta_s is None:
@@ -239,8 +239,8 @@ def _workers_table(workers: list[dict[str, Any]], verbose: bool) -> RenderableTy
     if not verbose:
         rows = [{name: text for name, text in row.items() if name not in WORKERS_DETAILS} for row in rows]
     table = FittedTable(rows, WORKERS_DETAILS, verbose)
-    more = len(workers) - WORKERS_SHOWN
-    return Group(table, Text(f"and {more:,} more")) if more > 0 else table
+    hidden = len(workers) - WORKERS_SHOWN
+    return Group(table, Text(f"and {hidden:,} more")) if hidden > 0 else table
 
 
 def _columns(worker: dict[str, Any]) -> dict[str, str]:

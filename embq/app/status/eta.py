@@ -44,11 +44,11 @@ def in_hand_s(workers: Sequence[Mapping[str, Any]], run: str) -> float | None:
     longest = 0.0
     for worker in workers:
         share = worker.get("runs", {}).get(run, {})
-        left = int(share.get("samples", 0)) - int(share.get("handled", 0))
-        if left > 0:
+        remaining = int(share.get("samples", 0)) - int(share.get("handled", 0))
+        if remaining > 0:
             if not worker.get("rows_per_s"):
                 return None
-            longest = max(longest, left / float(worker["rows_per_s"]))
+            longest = max(longest, remaining / float(worker["rows_per_s"]))
     return longest
 
 
@@ -92,12 +92,12 @@ def predict(
     """
     tokens_per_s = sum(_tokens_per_s(share, queued) for share in shares)
     if tokens_left is not None and tokens_per_s:
-        basis, left, per_s = "tokens", max(0.0, float(tokens_left - begun)), tokens_per_s
+        basis, remaining, per_s = "tokens", max(0.0, float(tokens_left - begun)), tokens_per_s
     elif samples_left is not None and samples_per_s:
-        basis, left, per_s = "samples" if exact else "units", float(samples_left), samples_per_s
+        basis, remaining, per_s = "samples" if exact else "units", float(samples_left), samples_per_s
     else:
         return NO_ETA
-    seconds = left / per_s
+    seconds = remaining / per_s
     held = sum(share["size"] for share in shares)
     if basis == "tokens" and not queued and held:
         # At the end, idle workers cannot take over units that others hold.
@@ -109,8 +109,8 @@ def predict(
 def _in_hand_s(share: Mapping[str, Any], tokens_of_size: float) -> float:
     """Seconds that a worker needs for the units that it holds, by their size."""
     done = share["in_batch"] + sum(int(tokens) for _, _, tokens in share["begun"])
-    left = max(0.0, share["size"] * tokens_of_size - done)
-    return left / share["tokens_per_s"] if share["tokens_per_s"] else 0.0
+    remaining = max(0.0, share["size"] * tokens_of_size - done)
+    return remaining / share["tokens_per_s"] if share["tokens_per_s"] else 0.0
 
 
 def _tokens_per_s(share: Mapping[str, Any], queued: int) -> float:

@@ -18,7 +18,7 @@ HOPELESS = 10
 """Failures of one code, and no row beside them, from which a cause of all of them is concluded."""
 
 
-MENDS = {
+REMEDIES = {
     "bad_result": "use the same version of embq everywhere",
     "chunk_too_long": "larger --chunk-tokens, in a new run of these texts",
     "crash": "look at the log of the workers and at memory",
@@ -125,8 +125,8 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
 
 def next_step(code: str, root: Place) -> str:
     """The advice to a user for failures of a code."""
-    mend = MENDS.get(code, "mend them in their place")
-    return mend if code in FINAL else f"{mend}, then: {command_line('retry', root, '--code', code)}"
+    remedy = REMEDIES.get(code, "mend them in their place")
+    return remedy if code in FINAL else f"{remedy}, then: {command_line('retry', root, '--code', code)}"
 
 
 def cause_lines(group: dict[str, Any], width: int = 0) -> list[str]:

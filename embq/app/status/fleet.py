@@ -43,14 +43,14 @@ class FleetStatus:
     """Services, workers and speeds at one moment.
 
     Attributes:
-        heard: the services that report.
+        reports: those of the services.
         workers: name of a worker process -> its report.
         measured: name of a device -> model of a known run -> rows per second, as last measured.
         foreign: runs of another protocol version.
         active_models: models of the runs that are not over.
     """
 
-    heard: list[Heard] = field(default_factory=list)
+    reports: list[Heard] = field(default_factory=list)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     foreign: list[ForeignRun] = field(default_factory=list)
@@ -60,14 +60,14 @@ class FleetStatus:
         """The shape of "services" that `embq status --json` promises."""
         return [
             {
-                **{name: getattr(heard.service, name) for name in OF_A_SERVICE},
-                "up_s": round(max(0, heard.last_ms - heard.service.began_ms) / 1000, 1)
-                if heard.service.began_ms
+                **{name: getattr(report.service, name) for name in OF_A_SERVICE},
+                "up_s": round(max(0, report.last_ms - report.service.began_ms) / 1000, 1)
+                if report.service.began_ms
                 else 0.0,
-                "silent_s": heard.silent_s,
-                "devices": [self._device(device) for device in heard.service.devices],
+                "silent_s": report.silent_s,
+                "devices": [self._device(device) for device in report.service.devices],
             }
-            for heard in self.heard
+            for report in self.reports
         ]
 
     def warnings(self) -> list[str]:
@@ -75,9 +75,9 @@ class FleetStatus:
         lines = [
             f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}: "
             f"{TWO_NEXT[pair[0].role]}"
-            for pair in competing_services(self.heard)
+            for pair in competing_services(self.reports)
         ]
-        versions = sorted({heard.service.speaks for heard in self.heard})
+        versions = sorted({report.service.speaks for report in self.reports})
         if len(versions) > 1:
             lines.append(f"the services differ in version ({'; '.join(versions)}): `embq doctor` tells what it means")
         lines += [
@@ -91,9 +91,9 @@ class FleetStatus:
     def given_up(self) -> list[str]:
         """Devices that were given up, and why; a line each."""
         reasons = {
-            (heard.service.host, f"{device.device} ({device.name})" if device.name else device.device): device.why
-            for heard in self.heard
-            for device in heard.service.devices
+            (report.service.host, f"{device.device} ({device.name})" if device.name else device.device): device.why
+            for report in self.reports
+            for device in report.service.devices
             if device.why
         }
         return [
@@ -118,10 +118,10 @@ class FleetStatus:
         """Machines that cannot load a model, and why; a line each."""
         return [
             printable(
-                f"{model} cannot be loaded on {heard.service.host}, until the worker there is started again: {why}"
+                f"{model} cannot be loaded on {report.service.host}, until the worker there is started again: {why}"
             )
-            for heard in self.heard
-            if (why := heard.service.refused.get(model))
+            for report in self.reports
+            if (why := report.service.refused.get(model))
         ]
 
     def _device(self, device: Device) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def fleet_status(client: redis.Redis) -> FleetStatus:
 
 
 def fleet_of(
-    client: redis.Redis, records: Mapping[str, RunRecord], workers: list[dict[str, Any]], heard: list[Heard]
+    client: redis.Redis, records: Mapping[str, RunRecord], workers: list[dict[str, Any]], reports: list[Heard]
 ) -> FleetStatus:
     """The fleet by reports that were read before; raises as `fleet_status` does.
 
@@ -151,7 +151,7 @@ def fleet_of(
         records: all runs that the broker knows, by id.
     """
     models = {record.model.queue_key: record.model for record in records.values()}
-    rates = kept_rates(client) if heard else {}
+    rates = kept_rates(client) if reports else {}
     measured: dict[str, dict[str, float]] = {}
     for model in models.values():
         for rate in rates_of(model, rates):
@@ -159,7 +159,7 @@ def fleet_of(
     going = active(client)
     waiting = zip(going.values(), backlogs(client, list(going)), strict=True)
     return FleetStatus(
-        heard=heard,
+        reports=reports,
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
@@ -185,11 +185,11 @@ def plain_lines(fleet: FleetStatus) -> list[str]:
     """A line for each service, for logs."""
     return [
         printable(
-            f"machine role={one['role']} host={one['host']} version={one['version']} state={one['state']} "
-            f"devices={','.join(device['device'] + ':' + device['state'] for device in one['devices']) or '-'} "
-            f"rate={sum(device['rows_per_s'] or 0.0 for device in one['devices']):.1f}/s"
+            f"machine role={entry['role']} host={entry['host']} version={entry['version']} state={entry['state']} "
+            f"devices={','.join(device['device'] + ':' + device['state'] for device in entry['devices']) or '-'} "
+            f"rate={sum(device['rows_per_s'] or 0.0 for device in entry['devices']):.1f}/s"
         )
-        for one in fleet.to_json()
+        for entry in fleet.to_json()
     ]
 
 
@@ -209,13 +209,13 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
     is_idle = device["state"] == "serving" and device["model"] and not device["unit"]
     # The last measured rate of the loaded model, or of another one.
     measured = sorted(device["measured"], key=lambda rate: rate["model"] != device["model"])
-    more = f" and {len(measured) - 1} more" if len(measured) > 1 else ""
+    suffix = f" and {len(measured) - 1} more" if len(measured) > 1 else ""
     return {
         "device": device["device"],
         "state": "idle" if is_idle else device["state"],
         "rows/s": f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-",
         "model": device["model"] or "-",
         "card": device["name"] or "-",
-        "measured": f"{measured[0]['rows_per_s']:,.1f}/s {measured[0]['model']}{more}" if measured else "-",
+        "measured": f"{measured[0]['rows_per_s']:,.1f}/s {measured[0]['model']}{suffix}" if measured else "-",
         "unit": f"{device['unit'][:8]} {duration(device['age_s'] or 0.0)}" if device["unit"] else "-",
     }

@@ -68,10 +68,10 @@ def keep(client: redis.Redis, info: RunInfo, output: Place, *, workers: int) -> 
         workers: processes per device, each of which is as fast as the broker has it.
     """
     with suppress(OSError, RuntimeError, RedisError):  # RuntimeError: of Path.home(), where the user has none
-        for one in measured_rates(client, info.model):
-            rate = Rate(device=one.device, rows_per_s=one.rows_per_s * workers, dims=one.dims)
+        for speed in measured_rates(client, info.model):
+            rate = Rate(device=speed.device, rows_per_s=speed.rows_per_s * workers, dims=speed.dims)
             measured = _Measured(rate=rate, output=str(output), day=datetime.now(UTC).date().isoformat())
-            path = state_folder() / FOLDER / _name(info.model, one.device)
+            path = state_folder() / FOLDER / _name(info.model, speed.device)
             path.parent.mkdir(parents=True, exist_ok=True)
             overwrite(path, wire.write(measured).encode())
 
@@ -87,7 +87,7 @@ def cost_here(model: ModelConfig, devices: Sequence[Device]) -> Cost:
         rates=tuple(speed.rate for speed in speeds.values()),
         workers=dict(counts),
         measured_by={name: f"{speed.output} on {speed.day}" for name, speed in speeds.items()},
-        trial_rows=TRIAL_ON_GPU if any(one.device.startswith("cuda") for one in devices) else TRIAL_ON_CPU,
+        trial_rows=TRIAL_ON_GPU if any(device.device.startswith("cuda") for device in devices) else TRIAL_ON_CPU,
     )
 
 

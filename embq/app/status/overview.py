@@ -77,7 +77,7 @@ class Overview:
         parts += [Text(upload_line(upload)) for upload in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run" if self.of_broker else "there is no run"))
-        if self.fleet.heard:
+        if self.fleet.reports:
             parts += [Text(), fleet.table(self.fleet, verbose=verbose)]
         return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
 
@@ -90,7 +90,7 @@ class Overview:
     def notes(self) -> list[str]:
         """Warnings on runs and services, a line each."""
         lines = [f"warning: {line}" for line in (*self.unreadable, *self.fleet.warnings())]
-        if self.of_broker and not self.fleet.heard:
+        if self.of_broker and not self.fleet.reports:
             lines.insert(0, "no producer, no writer and no worker reports to the broker")
         return lines
 
@@ -120,7 +120,7 @@ class OverviewMonitor:
         self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
         self._scripts: dict[str, Script] = {}
 
-    def look(self) -> Overview:
+    def poll(self) -> Overview:
         """The overview now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         records = registered(self.client)
         # Once for all runs: each time it asks the broker for its version.
@@ -133,14 +133,14 @@ class OverviewMonitor:
         }
         ledgers = {run: self._ledger(record) for run, record in records.items()}
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
-        workers, heard = live_workers(self.client), services(self.client)
+        workers, reports = live_workers(self.client), services(self.client)
         open_ledgers = [ledger for ledger in ledgers.values() if ledger is not None]
-        pairs = zip(open_ledgers, take_snapshots(open_ledgers, Reports(workers), heard), strict=True)
+        pairs = zip(open_ledgers, take_snapshots(open_ledgers, Reports(workers), reports), strict=True)
         snapshots = {ledger.run: snapshot for ledger, snapshot in pairs}
         return Overview(
             runs=[monitor.progress(snapshots.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
             uploads=arriving(self.client, ""),
-            fleet=fleet_of(self.client, records, workers, heard),
+            fleet=fleet_of(self.client, records, workers, reports),
         )
 
     def _ledger(self, record: RunRecord) -> Ledger | None:
@@ -171,7 +171,7 @@ def _columns(run: RunProgress, *, of_broker: bool) -> dict[str, str]:
     }
 
 
-def follow(look: Callable[[], Overview], *, as_json: bool, verbose: bool) -> NoReturn:
+def follow(poll: Callable[[], Overview], *, as_json: bool, verbose: bool) -> NoReturn:
     """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
     console = Console(stderr=True, highlight=False)
     on_terminal = console.is_terminal and not as_json
@@ -180,7 +180,7 @@ def follow(look: Callable[[], Overview], *, as_json: bool, verbose: bool) -> NoR
     ) as live:
         while True:
             try:
-                overview = look()
+                overview = poll()
             except (ConnectionError, TimeoutError, BusyLoadingError):
                 click.echo("the broker does not answer; it is asked again", err=True)
             else:

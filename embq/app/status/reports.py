@@ -35,8 +35,8 @@ class Serving:
     @cached_property
     def rows_per_s(self) -> float:
         """Of those that are not silent, together."""
-        heard = (worker for worker in self.workers if worker.get("silent_s", 0.0) <= SILENT_S)
-        return sum(float(worker.get("rows_per_s", 0)) for worker in heard)
+        reporting = (worker for worker in self.workers if worker.get("silent_s", 0.0) <= SILENT_S)
+        return sum(float(worker.get("rows_per_s", 0)) for worker in reporting)
 
     @cached_property
     def load_s(self) -> float:
@@ -54,7 +54,7 @@ class Reports:
             by_model.setdefault(worker.get("model"), []).append(worker)
             for run in worker.get("runs", ()):
                 self._of_run.setdefault(run, []).append(worker)
-        self._serving = {model: Serving(some) for model, some in by_model.items()}
+        self._serving = {model: Serving(of_model) for model, of_model in by_model.items()}
         self._free = {str(worker.get("model")) for worker in workers if not worker.get("serves")}
 
     def serving(self, model: str) -> Serving:

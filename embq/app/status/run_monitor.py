@@ -71,26 +71,26 @@ class RunMonitor:
             return None
         return Ledger(self.client, self.info.run, scripts=self._scripts)
 
-    def look(self) -> RunProgress:
+    def poll(self) -> RunProgress:
         """The progress now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         ledger = self.ledger()
         return self.progress(BrokerSnapshot() if ledger is None else take_snapshot(ledger))
 
-    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+    def progress(self, snapshot: BrokerSnapshot) -> RunProgress:
         """The progress by the folder as `ledger` has read it, and by a snapshot of the ledger, the empty one for None.
 
         The broker is read last, so that no unit counts twice.
         """
         log = self._state
         # The broker has requests first, until the writer has noted them in the folder.
-        control = self._control.with_changes(seen.meta | seen.asked)
+        control = self._control.with_changes(snapshot.meta | snapshot.requested)
         return derive_progress(
             self.info.run,
             str(self.root),
             self.info.model,
             _counts(self.info, log),
             control,
-            seen,
+            snapshot,
             timing=self._timing if log.closed else None,
         )
 
@@ -116,15 +116,15 @@ class RemoteRunMonitor:
         """The ledger of the run."""
         return self._ledger
 
-    def look(self) -> RunProgress:
+    def poll(self) -> RunProgress:
         """The progress now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         return self.progress(take_snapshot(self._ledger))
 
-    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+    def progress(self, snapshot: BrokerSnapshot) -> RunProgress:
         """The progress by a snapshot of `ledger`."""
-        progress = progress_of(self.record, seen)
-        if seen.now_ms:
-            self.pace.note(seen.now_ms / 1000, progress.rows)
+        progress = progress_of(self.record, snapshot)
+        if snapshot.now_ms:
+            self.pace.note(snapshot.now_ms / 1000, progress.rows)
         return progress
 
 
@@ -141,20 +141,20 @@ def open_monitor(
         return RemoteRunMonitor(record, client, scripts)
 
 
-def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
+def progress_of(record: RunRecord, snapshot: BrokerSnapshot) -> RunProgress:
     """Progress of a run by the broker's state alone.
 
     Args:
         record: the run as it was announced.
     """
-    rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
-    units = seen.number("total") or record.units
-    closed, opened_ms = seen.state == RunState.DONE, seen.number("opened_ms")
+    rows, failures, committed, quarantined = map(snapshot.number, ("rows", "failures", "done", "quarantined"))
+    units = snapshot.number("total") or record.units
+    closed, opened_ms = snapshot.state == RunState.DONE, snapshot.number("opened_ms")
     counts = RunCounts(
         rows=rows,
         failures=failures,
-        truncated=seen.number("truncated"),
-        tokens=seen.number("tokens"),
+        truncated=snapshot.number("truncated"),
+        tokens=snapshot.number("tokens"),
         units_total=units,
         done=committed - quarantined,
         quarantined=quarantined,
@@ -163,8 +163,8 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         closed=closed,
         created_s=opened_ms / 1000 if 0 < opened_ms < MOST_MS else None,
     )
-    control = Control().with_changes(seen.meta | seen.asked)
-    return derive_progress(record.run, record.output, record.model, counts, control, seen)
+    control = Control().with_changes(snapshot.meta | snapshot.requested)
+    return derive_progress(record.run, record.output, record.model, counts, control, snapshot)
 
 
 def _counts(info: RunInfo, log: LogState) -> RunCounts:

@@ -127,12 +127,12 @@ class RunProgress(RunCounts):
         share = self.embedded / self.rows_total if self.rows_total else 0.0
         return max(self.share_committed, min(1.0, share))
 
-    def ended_after(self, before: RunProgress | None) -> RunProgress:
-        """The progress of a session that has ended, with what only the broker knew: `before`, the last look at work."""
-        if before is None or not before.limits.so_far.name:
+    def ended_after(self, last: RunProgress | None) -> RunProgress:
+        """The progress of a session that has ended, with what only the broker knew by `last`, that of its work."""
+        if last is None or not last.limits.so_far.name:
             return self
-        tokens = self.tokens_total if self.closed else before.tokens_total
-        return replace(self, limit=before.limits.so_far.name, limits=before.limits, tokens_total=tokens)
+        tokens = self.tokens_total if self.closed else last.tokens_total
+        return replace(self, limit=last.limits.so_far.name, limits=last.limits, tokens_total=tokens)
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -158,7 +158,7 @@ def derive_progress(
     model: ModelConfig,
     counts: RunCounts,
     control: Control,
-    seen: BrokerSnapshot,
+    snapshot: BrokerSnapshot,
     *,
     timing: Mapping[str, float] | None = None,
 ) -> RunProgress:
@@ -167,19 +167,19 @@ def derive_progress(
     Args:
         run, output, model: its id, folder and model.
         control: state and priority, with the last requests.
-        seen: the broker's state.
+        snapshot: the broker's state.
         timing: as recorded; None takes the broker's counters.
     """
-    queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
-    serving, shares = seen.workers.serving(model.spec), seen.workers.shares(run, model.spec)
+    queued = max(0, counts.units_total - counts.done - counts.quarantined - snapshot.received - snapshot.in_flight)
+    serving, shares = snapshot.workers.serving(model.spec), snapshot.workers.shares(run, model.spec)
     is_running = control.state == RunState.RUNNING
-    waits_for = seen.workers.other_models(model.spec) if queued and is_running and not serving.workers else []
+    waits_for = snapshot.workers.other_models(model.spec) if queued and is_running and not serving.workers else []
     eta = NO_ETA
     if is_running and not counts.closed:
-        eta = _predicted(counts, seen, shares, serving.rows_per_s, queued=queued)
-    devices = [] if counts.closed else _devices(seen, run, model.spec)
-    rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
-    timing = seen.timing(serving) if timing is None else timing
+        eta = _predicted(counts, snapshot, shares, serving.rows_per_s, queued=queued)
+    devices = [] if counts.closed else _devices(snapshot, run, model.spec)
+    rows_per_s = snapshot.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
+    timing = snapshot.timing(serving) if timing is None else timing
     limits = Serving() if counts.closed else serving
     return RunProgress(
         **{field.name: getattr(counts, field.name) for field in fields(counts)},
@@ -189,67 +189,67 @@ def derive_progress(
         precision=model.precision,
         state=RunState.DONE if counts.closed else _state(control, devices, at_work=bool(serving.workers or waits_for)),
         priority=control.priority,
-        received=seen.received,
-        in_flight=seen.in_flight,
+        received=snapshot.received,
+        in_flight=snapshot.in_flight,
         queued=queued,
         rows_per_s=rows_per_s,
         embedding_per_s=serving.rows_per_s,
         eta_s=0.0 if counts.closed else eta.seconds,
         eta_basis=eta.basis,
-        tokens_total=counts.tokens if counts.closed else seen.tokens_total,
+        tokens_total=counts.tokens if counts.closed else snapshot.tokens_total,
         tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
         limit="turn" if waits_for else limits.now.name,
         limits=limits,
         waits_for=waits_for,
         loading_on=[device.device for device in devices if device.state == "loading"],
-        embedded=_embedded(counts, seen, shares),
-        finish_s=in_hand_s(seen.workers.of_run(run, model.spec), run),
+        embedded=_embedded(counts, snapshot, shares),
+        finish_s=in_hand_s(snapshot.workers.of_run(run, model.spec), run),
         workers=serving.workers,
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
 
 
 def _predicted(
-    counts: RunCounts, seen: BrokerSnapshot, shares: list[Mapping[str, Any]], rows_per_s: float, *, queued: int
+    counts: RunCounts, snapshot: BrokerSnapshot, shares: list[Mapping[str, Any]], rows_per_s: float, *, queued: int
 ) -> Eta:
-    left = None if counts.rows_total is None else max(0, counts.rows_total - counts.rows - counts.failures)
+    samples_left = None if counts.rows_total is None else max(0, counts.rows_total - counts.rows - counts.failures)
     return predict(
         shares,
-        tokens_left=None if seen.tokens_left is None else seen.tokens_left - seen.number("tokens_waiting"),
-        begun=seen.begun,
-        samples_left=left,
+        tokens_left=None if snapshot.tokens_left is None else snapshot.tokens_left - snapshot.number("tokens_waiting"),
+        begun=snapshot.begun,
+        samples_left=samples_left,
         exact=counts.rows_total_exact,
         samples_per_s=rows_per_s,
         queued=queued,
-        worked_s=seen.worked_s,
+        worked_s=snapshot.worked_s,
     )
 
 
-def _embedded(counts: RunCounts, seen: BrokerSnapshot, shares: list[Mapping[str, Any]]) -> int:
+def _embedded(counts: RunCounts, snapshot: BrokerSnapshot, shares: list[Mapping[str, Any]]) -> int:
     """Samples with a row or failure; those of published units are taken to be as many as those of a mean unit."""
     committed = counts.rows + counts.failures
     if counts.closed or not counts.units_total:
         return committed
     of_unit = (counts.rows_total or 0) / counts.units_total
     # A report may be older than the end of units that it counts as in hand.
-    ended = max(0, sum(int(share["units"]) for share in shares) - seen.in_flight)
-    in_flight = min(embedded_in_flight(shares) - round(of_unit * ended), round(of_unit * seen.in_flight))
-    return committed + round(of_unit * seen.received) + max(0, in_flight)
+    ended = max(0, sum(int(share["units"]) for share in shares) - snapshot.in_flight)
+    in_flight = min(embedded_in_flight(shares) - round(of_unit * ended), round(of_unit * snapshot.in_flight))
+    return committed + round(of_unit * snapshot.received) + max(0, in_flight)
 
 
-def _devices(seen: BrokerSnapshot, run: str, model: str) -> list[Device]:
+def _devices(snapshot: BrokerSnapshot, run: str, model: str) -> list[Device]:
     """The devices of the workers that may serve a run.
 
     A device does not say which model it loads; while no worker has units of the run, it is taken to be this one.
     """
     services = [
-        heard.service
-        for heard in seen.services
-        if heard.service.role == "worker"
-        and heard.service.state == "running"
-        and heard.service.run in ("", run)
-        and heard.silent_s <= SILENT_S
-        and model not in heard.service.refused
+        report.service
+        for report in snapshot.services
+        if report.service.role == "worker"
+        and report.service.state == "running"
+        and report.service.run in ("", run)
+        and report.silent_s <= SILENT_S
+        and model not in report.service.refused
     ]
     return [device for service in services for device in service.devices]
 

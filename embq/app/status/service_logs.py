@@ -71,8 +71,8 @@ class ServiceLog:
                 return
             self._at += len(raw)
             line = raw[:-1].decode("utf-8", "replace")
-            if found := EVENT.match(line):
-                self._time, self._level = found["time"] or self._time, found["level"]
+            if event := EVENT.match(line):
+                self._time, self._level = event["time"] or self._time, event["level"]
             yield LogLine(self._time, self._level, masked(printable(line)))
 
 

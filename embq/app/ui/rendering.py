@@ -55,19 +55,19 @@ MOST_SHOWN = 300
 
 def shown(text: object, most: int = MOST_SHOWN) -> str:
     """A text from data, cut at a word to `most` characters; line ends are spaces, control characters escapes."""
-    whole = "" if text is None else str(text)
-    cut = " ".join(whole[: 4 * most].split())
-    kept = cut if len(cut) <= most and len(whole) <= 4 * most else f"{cut[: most + 1].rsplit(' ', 1)[0][:most]}…"
-    return kept if kept.isprintable() else _JOINERS.sub(lambda part: printable(part[0]), kept)
+    full = "" if text is None else str(text)
+    cut = " ".join(full[: 4 * most].split())
+    short = cut if len(cut) <= most and len(full) <= 4 * most else f"{cut[: most + 1].rsplit(' ', 1)[0][:most]}…"
+    return short if short.isprintable() else _JOINERS.sub(lambda part: printable(part[0]), short)
 
 
 @cache
 def environment() -> Environment:
     """The templates, with the filters that they share."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    made.filters |= {
+    jinja.filters |= {
         "shown": shown,
         "masked": lambda text: shown(masked(str(text))),
         "count": lambda number: f"{number:,}",
@@ -75,9 +75,9 @@ def environment() -> Environment:
         "duration": duration,
         "moment": moment,
     }
-    made.tests["link"] = lambda text: isinstance(text, str) and _LINK.fullmatch(text) is not None
-    made.globals |= {"version": version_of("embq")}
-    return made
+    jinja.tests["link"] = lambda text: isinstance(text, str) and _LINK.fullmatch(text) is not None
+    jinja.globals |= {"version": version_of("embq")}
+    return jinja
 
 
 def fragment(template: str, values: Mapping[str, Any]) -> str:
@@ -93,10 +93,10 @@ def page(
     Args:
         view: its fields are the names of the template, besides `here`, the path of the page.
     """
-    values = {one.name: getattr(view, one.name) for one in fields(view)}
+    values = {field.name: getattr(view, field.name) for field in fields(view)}
     html = fragment(template, {"here": request.url.path, **values})
-    kept = {"Cache-Control": "no-store", **SECURITY_HEADERS, **headers}
-    return HTMLResponse(html.encode("utf-8", "replace"), status, kept)
+    all_headers = {"Cache-Control": "no-store", **SECURITY_HEADERS, **headers}
+    return HTMLResponse(html.encode("utf-8", "replace"), status, all_headers)
 
 
 @dataclass(frozen=True, slots=True)

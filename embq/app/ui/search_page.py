@@ -43,7 +43,7 @@ class Results:
         total_ms: from the request to the rows.
         error: why there are no results.
         waiting: the model is loaded at the moment; the page asks again.
-        more: whether a further page may have results.
+        has_more: whether a further page may have results.
     """
 
     rows: list[list[Result]]
@@ -51,7 +51,7 @@ class Results:
     total_ms: float = 0.0
     error: EmbqError | None = None
     waiting: bool = False
-    more: bool = False
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class SearchPage:
     async def _results(self, state: SearchState, index: ServedIndex) -> Results:
         began = time.perf_counter()
         try:
-            conditions = tuple(Condition.parse(one) for one in state.where)
+            conditions = tuple(Condition.parse(text) for text in state.where)
             if not state.has_query and not conditions:
                 with index.use() as version:
                     rows = await anyio.to_thread.run_sync(partial(_first_rows, version), limiter=version.turn)
@@ -205,7 +205,7 @@ class SearchPage:
             rows=by_document(rows),
             timing=timing,
             total_ms=1000 * (time.perf_counter() - began),
-            more=len(rows) == PAGE and state.offset + 2 * PAGE <= MOST_RESULTS,
+            has_more=len(rows) == PAGE and state.offset + 2 * PAGE <= MOST_RESULTS,
         )
 
 
@@ -231,7 +231,7 @@ def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
     body |= {"offset": state.offset} if state.offset else {}
     body |= {"like": state.like} if state.like else {}
     body |= {"unlike": state.unlike} if state.unlike else {}
-    body |= {"where": [one.describe() for one in _parsed(state.where)]} if state.where else {}
+    body |= {"where": [condition.describe() for condition in _parsed(state.where)]} if state.where else {}
     python: list[str] = [f"k={PAGE}", f"name={state.name!r}"]
     shell = ["embq", "search", server]
     if state.image:
@@ -248,9 +248,9 @@ def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
         shell += ["--id", str(state.id)]
     for name, ids in (("like", state.like), ("unlike", state.unlike)):
         python += [f"{name}={list(ids)}"] if ids else []
-        shell += [part for one in ids for part in (f"--{name}", str(one))]
+        shell += [part for id_ in ids for part in (f"--{name}", str(id_))]
     python += [f"where={list(state.where)!r}"] if state.where else []
-    shell += [part for one in state.where for part in ("--where", one)]
+    shell += [part for condition in state.where for part in ("--where", condition)]
     shell += ["-k", str(PAGE), "--index", state.name]
     curl = f"curl -s {shlex.quote(server + '/search')} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     call = f"import embq\n\nembq.search({', '.join([repr(server), *python])})"
@@ -259,8 +259,8 @@ def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
 
 def _parsed(where: tuple[str, ...]) -> list[Condition]:
     """The conditions that can be parsed; the page shows the error of the others."""
-    found = []
-    for one in where:
+    conditions = []
+    for text in where:
         with suppress(EmbqError):
-            found.append(Condition.parse(one))
-    return found
+            conditions.append(Condition.parse(text))
+    return conditions

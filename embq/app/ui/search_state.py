@@ -65,7 +65,7 @@ class SearchState:
             id=_number("id", given["id"]) if given.get("id") else None,
             like=_numbers("like", given.get("like", "")),
             unlike=_numbers("unlike", given.get("unlike", "")),
-            where=tuple(one for one in given.getlist("where") if one),
+            where=tuple(condition for condition in given.getlist("where") if condition),
             offset=max(0, _number("offset", given.get("offset") or "0")),
             row=_number("row", given["row"]) if given.get("row") else None,
         )
@@ -95,7 +95,7 @@ class SearchState:
             ("id", "" if self.id is None else self.id),
             ("like", ",".join(map(str, self.like))),
             ("unlike", ",".join(map(str, self.unlike))),
-            *(("where", one) for one in self.where),
+            *(("where", condition) for condition in self.where),
             ("offset", self.offset or ""),
             ("row", "" if self.row is None else self.row),
         ]
@@ -116,25 +116,25 @@ class SearchState:
 
     def without(self, condition: str) -> SearchState:
         """The state without a condition."""
-        return self.with_(where=tuple(one for one in self.where if one != condition))
+        return self.with_(where=tuple(other for other in self.where if other != condition))
 
     def only(self, id_: int) -> SearchState:
         """A search for rows like one, in the same index under the same conditions."""
         return SearchState(index=self.index, where=self.where, id=id_)
 
-    def example(self, id_: int, *, wanted: bool) -> SearchState:
+    def example(self, id_: int, *, liked: bool) -> SearchState:
         """The state with a row as an example, or without it where it is one already."""
-        like = tuple(one for one in self.like if one != id_)
-        unlike = tuple(one for one in self.unlike if one != id_)
-        if wanted and id_ not in self.like:
+        like = tuple(row_id for row_id in self.like if row_id != id_)
+        unlike = tuple(row_id for row_id in self.unlike if row_id != id_)
+        if liked and id_ not in self.like:
             like = (*like, id_)
-        if not wanted and id_ not in self.unlike:
+        if not liked and id_ not in self.unlike:
             unlike = (*unlike, id_)
         return self.with_(like=like, unlike=unlike)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
-    return tuple(_number(name, one) for one in text.split(",")) if text else ()
+    return tuple(_number(name, part) for part in text.split(",")) if text else ()
 
 
 def _number(name: str, text: str) -> int:

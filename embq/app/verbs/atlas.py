@@ -56,8 +56,8 @@ def command(
 
     index = resolve_index(index_path(output), vector_name)
     with ProgressLine() as line:
-        info, made = make_map(index, MapOptions(method=method, sample=rows, seed=seed), line.show)
-    state = "made" if made else "up to date"
+        info, is_new = make_map(index, MapOptions(method=method, sample=rows, seed=seed), line.show)
+    state = "made" if is_new else "up to date"
     click.echo(
         f"{info.rows:,} of {info.of:,} rows, {len(info.clusters)} clusters, {info.method}: {map_path(index)} ({state})"
     )

@@ -70,10 +70,10 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
 
     def parse(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
         parts = [part.strip() for part in value.split(",") if part.strip()]
-        found = sorted({int(part) for part in parts if part.isascii() and part.isdigit()})
-        if not found or len(found) < len(set(parts)) or not 1 <= found[0] <= found[-1] <= most:
+        values = sorted({int(part) for part in parts if part.isascii() and part.isdigit()})
+        if not values or len(values) < len(set(parts)) or not 1 <= values[0] <= values[-1] <= most:
             raise click.BadParameter(f"{value!r} is not a list such as 1,2,4 of numbers from 1 to {most:,}", ctx, param)
-        return tuple(found)
+        return tuple(values)
 
     return parse
 
@@ -199,7 +199,7 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from embq.sources.reader_options import ReadOptions, extension_list
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
-    wanted = ImageBenchOptions(
+    bench_options = ImageBenchOptions(
         inputs=inputs,
         model=options["model"],
         precision=conduct.chosen_precision(options["precision"], [device]),
@@ -216,7 +216,7 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
         batch_size=options["batch_size"],
     )
     conduct.warn_of_load()
-    result = measure(wanted, lambda step: click.echo(step, err=True), conduct.until_stopped())
+    result = measure(bench_options, lambda step: click.echo(step, err=True), conduct.until_stopped())
     if as_json:
         click.echo(json.dumps({"schema": 1, **benchmark_record.described("images", result.describe())}))
     else:

@@ -75,28 +75,28 @@ def init(
     to = Owner.parse(owner) if owner else None
     try:
         removed = accounts.remove(folder, remove) if remove else accounts.Changes()
-        made = accounts.make(folder, users)
+        added = accounts.make(folder, users)
         # The names that a certificate has, it keeps; a container's own name is one that nobody calls.
         in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
         here = () if in_container else (socket.gethostname(),)
         certificates = make_certificates(folder, [*HOSTS, *here, *hosts], days)
         handed = accounts.hand_out_authority(folder)
         if to is not None:
-            to.take(folder, accounts.users_of(folder))
+            to.take_ownership(folder, accounts.users_of(folder))
         given = [path for path in give if to is not None and to.give(path)]
     except OSError as error:
         raise output_error(error, Path(error.filename or folder)) from error
     for path in removed.paths:
         click.echo(f"{'removed' if not path.exists() else 'wrote'} {path}")
-    for path in [*made.paths, *certificates, *handed]:
+    for path in [*added.paths, *certificates, *handed]:
         click.echo(f"wrote {path}")
     for path in given:
         click.echo(f"gave {path} to {owner}")
-    if not (removed.paths or made.paths or certificates or handed or given):
+    if not (removed.paths or added.paths or certificates or handed or given):
         click.echo(f"{folder}: nothing was missing")
     if broker:
         _reload(folder, broker)
-    elif removed.users_changed or made.users_changed:
+    elif removed.users_changed or added.users_changed:
         click.echo(f"a broker that runs has to read its users again: embq broker reload {folder}", err=True)
     for user in users:
         click.echo(

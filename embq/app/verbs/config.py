@@ -24,12 +24,12 @@ def command(as_json: bool) -> None:
     from embq.core.redaction import masked, printable
     from embq.core.settings import effective_settings
 
-    found = effective_settings()
+    settings = effective_settings()
     if as_json:
-        rows = [{**asdict(one), "value": masked(one.value)} for one in found]
+        rows = [{**asdict(entry), "value": masked(entry.value)} for entry in settings]
         click.echo(json.dumps({"schema": 1, "settings": rows}))
         return
-    names, values = max(len(one.name) for one in found), max(len(masked(one.value)) for one in found)
-    for one in found:
-        value = f"{printable(masked(one.value)) or '-':<{min(values, 40)}}"
-        click.echo(f"{one.name:<{names}}  {value}  {one.source:<11}  {one.meaning}")
+    names, values = max(len(entry.name) for entry in settings), max(len(masked(entry.value)) for entry in settings)
+    for setting in settings:
+        value = f"{printable(masked(setting.value)) or '-':<{min(values, 40)}}"
+        click.echo(f"{setting.name:<{names}}  {value}  {setting.source:<11}  {setting.meaning}")

@@ -110,7 +110,7 @@ def command(
     from embq.core.service.progress_line import ProgressLine
     from embq.core.storage.paths import place, refuse_unnameable
 
-    kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    kept_columns = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     if options["int8_range"] is not None and options["dtype"] != "int8":
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
     left_out = None
@@ -127,12 +127,12 @@ def command(
         if to is None:
             if table is not None:
                 raise UsageError("--table needs --to", next_step="leave it out, or choose a target with --to")
-            wanted = ExportOptions(columns=kept, ids=ids, without=left_out, **given)
-            done = export(place(output), Path(folder), wanted, on_rows=show)
+            export_options = ExportOptions(columns=kept_columns, ids=ids, without=left_out, **given)
+            done = export(place(output), Path(folder), export_options, on_rows=show)
         else:
             _refuse_for_target(to, table, given)
             target = target_of(to, folder, "embq" if table is None else table)
-            done = copy_rows(Output(output), target, columns=kept, ids=ids, without=left_out, on_rows=show)
+            done = copy_rows(Output(output), target, columns=kept_columns, ids=ids, without=left_out, on_rows=show)
     if as_json:
         import json
         from dataclasses import asdict
@@ -154,11 +154,11 @@ def _shown_on(line: ProgressLine) -> Callable[[int, int], None]:
     def show(rows: int, total: int) -> None:
         nonlocal first
         now = time.monotonic()
-        began, before = first = first or (now, rows)
-        left = ""
-        if before < rows < total:
-            left = f", about {duration((total - rows) * (now - began) / (rows - before))} left"
-        line.show(f"{rows:,} of {total:,} rows{left}")
+        began, first_rows = first = first or (now, rows)
+        remaining = ""
+        if first_rows < rows < total:
+            remaining = f", about {duration((total - rows) * (now - began) / (rows - first_rows))} left"
+        line.show(f"{rows:,} of {total:,} rows{remaining}")
 
     return show
 
@@ -180,7 +180,7 @@ def _print_account(folder: str, done: ExportResult | CopyResult) -> None:
     if done.state == "incomplete":
         click.echo("note: the run is not complete; the rows committed so far were exported", err=True)
     if isinstance(done, CopyResult):
-        there = f", {done.rows - done.written:,} of them were there" if done.written < done.rows else ""
-        click.echo(f"{done.rows:,} rows in {done.target}, each id once{there}")
+        existing = f", {done.rows - done.written:,} of them were there" if done.written < done.rows else ""
+        click.echo(f"{done.rows:,} rows in {done.target}, each id once{existing}")
         return
     click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({size_text(done.bytes)}), {done.dtype}: {folder}")

@@ -104,8 +104,8 @@ def _at_work(root: Place) -> bool:
     from embq.core.broker.embedded import kept_off
     from embq.core.run.layout import Layout
 
-    with kept_off(Layout(root).broker) as alone:
-        return not alone
+    with kept_off(Layout(root).broker) as is_exclusive:
+        return not is_exclusive
 
 
 def _hand_over(retried: RetryResult, root: Place, broker: str) -> None:

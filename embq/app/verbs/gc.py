@@ -30,10 +30,10 @@ class Age(click.ParamType[float]):
         """Seconds."""
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
-        if found is None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
+        if match is None:
             self.fail(f"{value!r} is not a time such as 90m, 24h or 7d", param, ctx)
-        return float(found[1]) * UNITS_S[found[2]]
+        return float(match[1]) * UNITS_S[match[2]]
 
 
 @click.command("gc", cls=SectionedCommand, epilog="Example: embq gc ./out --older-than 1h")

@@ -59,5 +59,5 @@ def _home(run: str, broker: str) -> Path:
 
 def _merged(logs: list[ServiceLog], most: int | None = None) -> list[str]:
     """New lines of all logs in the order of their time, the last `most` of them."""
-    found = sorted((line for log in logs for line in log.new_lines(most)), key=lambda line: line.time)
-    return [line.text for line in (found if most is None else found[max(0, len(found) - most) :])]
+    lines = sorted((line for log in logs for line in log.new_lines(most)), key=lambda line: line.time)
+    return [line.text for line in (lines if most is None else lines[max(0, len(lines) - most) :])]

@@ -79,7 +79,7 @@ def run(
 
     check_targets(options["log"])
     request, reason = resolve_precision(
-        request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
+        request_from(inputs, options), precision_at=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
     client = _configured_broker(settings_with(broker))  # before anything is written
@@ -118,9 +118,9 @@ def _look_for(spec: ModelSpec) -> None:
 
     # Where a package is missing, the worker names the extra that has it.
     with suppress(ImportError):
-        found = locate(spec)
-        if not found.here:
-            click.echo(f"{spec} is {found.where}", err=True)
+        location = locate(spec)
+        if not location.here:
+            click.echo(f"{spec} is {location.where}", err=True)
 
 
 def _planned(request: Request, root: Place, *, add: bool) -> Planned:
@@ -150,19 +150,19 @@ def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
 
     if not Layout(root).run_json.exists():
         return
-    there = load_run(root)
-    known = list(dict.fromkeys([*there.inputs, *(one for added in there.added for one in added.inputs)]))
-    paths = [os.path.abspath(one) for one in known if not is_url(one)]
-    others = [
-        one
-        for one in inputs
-        if one not in known
-        and (is_url(one) or not any(fnmatchcase(os.path.abspath(one), known_path) for known_path in paths))
+    info = load_run(root)
+    old_inputs = list(dict.fromkeys([*info.inputs, *(source for added in info.added for source in added.inputs)]))
+    paths = [os.path.abspath(source) for source in old_inputs if not is_url(source)]
+    new_inputs = [
+        source
+        for source in inputs
+        if source not in old_inputs
+        and (is_url(source) or not any(fnmatchcase(os.path.abspath(source), known_path) for known_path in paths))
     ]
-    if others:
+    if new_inputs:
         raise UsageError(
-            f"{root} holds a run of {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}, and "
-            f"{', '.join(others[:NAMED])}{', ...' if len(others) > NAMED else ''} would be added to it",
+            f"{root} holds a run of {', '.join(old_inputs[:NAMED])}{', ...' if len(old_inputs) > NAMED else ''}, and "
+            f"{', '.join(new_inputs[:NAMED])}{', ...' if len(new_inputs) > NAMED else ''} would be added to it",
             next_step="choose another --output, or give --add to this command to add what is new",
             code="other_inputs",
         )
@@ -243,7 +243,7 @@ def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tup
 
     return resolve_precision(
         request,
-        there=partial(precision_of_upload, client) if sent and client is not None else precision_of_output,
+        precision_at=partial(precision_of_upload, client) if sent and client is not None else precision_of_output,
         devices=lambda: registered_devices(client) if client is not None else (),
     )
 
@@ -272,10 +272,10 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
             f"{command_line('resume', output)}",
             err=True,
         )
-    _tell(planned, output, as_json=as_json)
+    _print_planned(planned, output, as_json=as_json)
 
 
-def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
+def _print_planned(planned: Planned, output: Place, *, as_json: bool) -> None:
     """Print how many units were handed over, and how many are done."""
     from embq.core.run.commit_log import CommitLog
     from embq.core.run.control import RunState, load_control
@@ -289,8 +289,8 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     elif planned.new or planned.added:
         count, total = (info.units, info.samples) if planned.new else (planned.added, planned.samples)
         samples = f", {total:,} samples" if total is not None else ""
-        told = "enqueued" if planned.new else f"added to {info.units - count:,}"
-        click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
+        action = "enqueued" if planned.new else f"added to {info.units - count:,}"
+        click.echo(f"run {info.run}: {count:,} units{samples} {action} for {info.model.spec}")
         click.echo(folded(f"watch it with: {command_line('status', output, '--watch')}", err=True), err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
@@ -325,18 +325,18 @@ def _print_estimate(
     from embq.app.enqueueing.dry_run import cost_of, lines, to_json
     from embq.producer.estimate import estimate
 
-    found = estimate(request)
-    cost = cost_of(found, client) if client is not None else None
+    estimated = estimate(request)
+    cost = cost_of(estimated, client) if client is not None else None
     if here is not None:
         from embq.app.status.measured_speeds import cost_here
 
-        cost = cost_here(found.config, here)
-    for warning in found.warnings:
+        cost = cost_here(estimated.config, here)
+    for warning in estimated.warnings:
         click.echo(folded(f"warning: {warning}", err=True), err=True)
     if as_json:
-        click.echo(json.dumps(to_json(found, cost)))
+        click.echo(json.dumps(to_json(estimated, cost)))
     else:
         if reason:
             click.echo(reason)
-        click.echo("\n".join(lines(found, cost)))
+        click.echo("\n".join(lines(estimated, cost)))
         click.echo("nothing was written or sent", err=True)

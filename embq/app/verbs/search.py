@@ -102,7 +102,7 @@ def _search(index: str, query: Query, name: str | None, vector_name: str | None)
     from embq.app.searching.remote import is_server, looks_like_server, search_remote
 
     if is_server(index):
-        return search_remote(index, query, name=name, output=vector_name, on_load=_tell)
+        return search_remote(index, query, name=name, output=vector_name, on_load=_print_loading)
     if looks_like_server(index):
         raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
@@ -115,10 +115,10 @@ def _search(index: str, query: Query, name: str | None, vector_name: str | None)
     compute_in_one_thread()
     from embq.app.searching.local import search_local
 
-    return search_local(index, query, output=vector_name, on_load=_tell)
+    return search_local(index, query, output=vector_name, on_load=_print_loading)
 
 
-def _tell(spec: str) -> None:
+def _print_loading(spec: str) -> None:
     click.echo(f"loading {spec} ...", err=True)
 
 
@@ -128,13 +128,13 @@ def _print_table(answer: Answer) -> None:
     from embq.app.searching.query import by_document
 
     documents = by_document(answer.results)
-    results = [one for chunks in documents for one in chunks]
+    results = [chunk for chunks in documents for chunk in chunks]
     if not results:
         click.echo("no results", err=True)
         return
     width = shutil.get_terminal_size((FULL_WIDTH, 24)).columns
     indents = ["  " if number else "" for chunks in documents for number in range(len(chunks))]
-    keys = [f"{before}{_shortened(one.key, KEY_WIDTH)}" for before, one in zip(indents, results, strict=True)]
+    keys = [f"{indent}{_shortened(hit.key, KEY_WIDTH)}" for indent, hit in zip(indents, results, strict=True)]
     sources = [_shortened(result.source or "", SOURCE_WIDTH, keep_end=True) for result in results]
     key_width, source_width = max(3, *map(len, keys)), max(map(len, sources))
     caption_width = max(20, width - 4 - 9 - key_width - source_width - 6)

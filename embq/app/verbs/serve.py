@@ -169,8 +169,8 @@ def serve_pages(
         )
     settings = settings_with(broker)
     fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
-    alone = is_loopback(host)
-    rules = AccessRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
+    local = is_loopback(host)
+    rules = AccessRules(hosts=frozenset({host, *hosts}) if local or hosts else frozenset(), origins=frozenset(origins))
     configure()
     # First, so that a port in use is reported before an index is read for minutes.
     with bound(host, port) as listener:
@@ -200,12 +200,12 @@ def serve_pages(
                 click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
 
         log = Events("serve")
-        if not alone and is_json():
+        if not local and is_json():
             log.warning("no_password", host=host)
-        elif not alone:
+        elif not local:
             click.echo(f"warning: anyone who can reach {host} can search and embed: there is no password", err=True)
 
-        def tell(url: str) -> None:
+        def announce_url(url: str) -> None:
             if is_json():
                 log.info("listening", url=url)
             else:
@@ -214,6 +214,6 @@ def serve_pages(
             if started is not None:
                 started(url)
 
-        serve(app, listener, announce=tell, leave=fleet.leave)
+        serve(app, listener, announce=announce_url, leave=fleet.leave)
     if api is not None and api.broken is not None:
         raise api.broken

@@ -128,15 +128,15 @@ def worker(
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
     )
-    _supervise(fleet, asked=devices, idle_exit_s=idle_exit or float("inf"))
+    _supervise(fleet, devices_option=devices, idle_exit_s=idle_exit or float("inf"))
     return Exit.DONE
 
 
-def _supervise(fleet: Fleet, *, asked: str, idle_exit_s: float) -> None:
+def _supervise(fleet: Fleet, *, devices_option: str, idle_exit_s: float) -> None:
     """Run the worker processes of this machine until stopped, or idle for so long.
 
     Args:
-        asked: what was given as --devices.
+        devices_option: what was given as --devices.
     """
     from embq.app.services.service import resident_service
     from embq.app.services.worker_metrics import GpuMetrics, WorkerMetrics
@@ -148,9 +148,9 @@ def _supervise(fleet: Fleet, *, asked: str, idle_exit_s: float) -> None:
     settings = fleet.settings
     with resident_service(settings, "worker", only=fleet.options.run) as service:
         log = Events("supervisor")
-        if asked == "auto" and fleet.devices[0] == "cpu":
-            why, mend = why_no_gpu(settings.cuda_visible)
-            log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
+        if devices_option == "auto" and fleet.devices[0] == "cpu":
+            why, remedy = why_no_gpu(settings.cuda_visible)
+            log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=remedy)
         else:
             log.info("devices", devices=",".join(fleet.devices))
         supervisor = Supervisor(service.client, fleet, service.health.beat, idle_exit_s=idle_exit_s)
@@ -217,8 +217,8 @@ def ask_health(url: str) -> str:
         with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_S) as answer:
             return _line(answer.read(64 * 1024))
     except HTTPError as error:
-        said = _line(error.read(64 * 1024))
-        raise UnwellError(f"the service at {url} says: {said}", next_step="its own log says more") from error
+        status_line = _line(error.read(64 * 1024))
+        raise UnwellError(f"the service at {url} says: {status_line}", next_step="its own log says more") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnwellError(
             f"no service answers at {url} ({getattr(error, 'reason', error)})",

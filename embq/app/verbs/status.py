@@ -42,29 +42,29 @@ def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: b
 
     if log and not (run and watch):
         raise UsageError("--log is for one run and goes on until it is over", next_step="add RUN and --watch")
-    look = _look_at_all(run, broker)
-    if look is not None:
+    poll = _look_at_all(run, broker)
+    if poll is not None:
         from embq.app.status.overview import follow
 
         if watch:
-            follow(look, as_json=as_json, verbose=verbose)
-        overview = look()
+            follow(poll, as_json=as_json, verbose=verbose)
+        overview = poll()
         if as_json:
             click.echo(json.dumps(overview.to_json()))
         else:
             overview.print(verbose=verbose)
         return
-    found = resolve_run(run, broker)
-    monitor = found.monitor()
+    resolved = resolve_run(run, broker)
+    monitor = resolved.monitor()
     while watch and monitor is None:
-        _show(found, None, as_json=as_json)
+        _show(resolved, None, as_json=as_json)
         time.sleep(WATCH_S)
-        found = resolve_run(run, broker)
-        monitor = found.monitor()
+        resolved = resolve_run(run, broker)
+        monitor = resolved.monitor()
     if watch and monitor is not None:
         _follow(monitor, log, as_json=as_json, verbose=verbose)
     else:
-        _show(found, monitor, as_json=as_json, verbose=verbose)
+        _show(resolved, monitor, as_json=as_json, verbose=verbose)
 
 
 def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool, verbose: bool) -> None:
@@ -73,7 +73,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     from embq.app.status.run_log import RunLog
     from embq.core.storage.paths import place
 
-    progress = monitor.look()
+    progress = monitor.poll()
     facts = {"model": progress.model, "precision": progress.precision}
     output = place(progress.output) if targets else Path()  # what a broker says names a place for these only
     with (
@@ -81,7 +81,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
         Display(quiet=as_json, verbose=verbose) as display,
     ):
         while True:
-            progress = monitor.look()
+            progress = monitor.poll()
             display.show(progress)
             log.show(progress, last=progress.state.ended)
             if as_json:
@@ -92,7 +92,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
 
 
 def _show(
-    found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, as_json: bool, verbose: bool = False
+    resolved: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, as_json: bool, verbose: bool = False
 ) -> None:
     """The run on stdout, warnings of its workers, and what is still on its way to the writer."""
     from rich.console import Console
@@ -101,23 +101,23 @@ def _show(
     from embq.app.status.fleet import fleet_status
     from embq.app.status.overview import upload_json, upload_line
 
-    progress = monitor.look() if monitor is not None else None
+    progress = monitor.poll() if monitor is not None else None
     if as_json:
-        uploads = [upload_json(upload) for upload in found.uploads]
+        uploads = [upload_json(upload) for upload in resolved.uploads]
         if progress is not None:
             click.echo(json.dumps(progress.to_json() | ({"uploads": uploads} if uploads else {})))
         else:
-            first = found.uploads[0].upload
+            first = resolved.uploads[0].upload
             shape = {"schema": 1, "run": first.run, "output": first.output, "state": "arriving", "uploads": uploads}
             click.echo(json.dumps(shape))
         return
     if progress is not None:
         Console(highlight=False).print(panel(progress, verbose=verbose))
-        if found.client is not None and not progress.closed:
-            fleet = fleet_status(found.client)
+        if resolved.client is not None and not progress.closed:
+            fleet = fleet_status(resolved.client)
             for line in [*fleet.refusals(progress.model), *fleet.unseen(progress.run)]:
                 click.echo(f"warning: {line}")
-    for upload in found.uploads:
+    for upload in resolved.uploads:
         click.echo(upload_line(upload))
 
 
@@ -131,7 +131,7 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
     if not run and settings.broker_url:
         client = connect(settings.broker_url, password=settings.broker_password)
         reach(client, settings.broker_url)
-        return OverviewMonitor(client).look
+        return OverviewMonitor(client).poll
     folder = Path(run)
     if not folder.is_dir() or (run and (folder / "run.json").exists()):
         return None
@@ -139,14 +139,14 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
 
     source = FolderSource(folder.resolve())
 
-    def look() -> Overview:
-        runs = [seen.progress for seen in source.look().runs]
+    def poll() -> Overview:
+        runs = [seen_run.progress for seen_run in source.poll().runs]
         return Overview(runs=runs, of_broker=False, unreadable=[*source.unreadable.values()])
 
-    found = look()
-    if not (found.runs or found.unreadable):
+    overview = poll()
+    if not (overview.runs or overview.unreadable):
         raise InputError(
             f"there is no run in or below {folder.resolve()}" + ("" if run else ", and no broker is configured"),
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
-    return look
+    return poll

@@ -74,12 +74,12 @@ def _print_account(report: Report) -> None:
 
     units = f"{report.units:,} of {report.units_total:,} committed"
     units += f", {report.quarantined:,} failed whole" if report.quarantined else ""
-    whole = "whole" if report.mode == "full" else "of the right size, their rows not read"
+    checked = "whole" if report.mode == "full" else "of the right size, their rows not read"
     lines = [
         ("units", units),
         ("samples", f"{report.rows + report.failures:,} in = {report.rows:,} rows + {report.failures:,} failures"),
         ("keys", _keys(report)),
-        ("files", f"{report.files:,} {whole} ({size_text(report.bytes)}), {report.records:,} commit records"),
+        ("files", f"{report.files:,} {checked} ({size_text(report.bytes)}), {report.records:,} commit records"),
     ]
     lines.append(("seconds", ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in report.seconds.items())))
     lines += [("note", note) for note in report.notes]

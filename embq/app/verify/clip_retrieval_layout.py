@@ -34,19 +34,19 @@ def check_clip_retrieval(layout: Layout, info: RunInfo, findings: Findings) -> N
             next_step="give its readers what `embq export OUT DIR --output-format npy` makes",
         )
     folders = (METADATA, *vector_folders(info.model).values())
-    seen = {folder: _seen_by_readers(root / folder) for folder in folders}
+    by_folder = {folder: _seen_by_readers(root / folder) for folder in folders}
     committed = _committed_numbers(layout)
-    for folder, paths in seen.items():
+    for folder, paths in by_folder.items():
         numbers = [_number(path, folder) for path in paths]
         if numbers != committed:
             wrong = sorted({str(n) for n in {*numbers, *committed} if numbers.count(n) != committed.count(n)})
             findings.add("layout", folder, f"its files are not those of the commits; look at {', '.join(wrong[:3])}")
-    schemas = {path.name: _schema(path, findings) for path in seen[METADATA]}
+    schemas = {path.name: _schema(path, findings) for path in by_folder[METADATA]}
     if len({str(schema) for _, schema in schemas.values() if schema is not None}) > 1:
         findings.add("layout", METADATA, "its files have several schemas")
     rows = [count for count, _ in schemas.values()]
     for folder in folders[1:]:
-        _check_vectors(folder, seen[folder], rows, findings)
+        _check_vectors(folder, by_folder[folder], rows, findings)
 
 
 def _seen_by_readers(folder: Path) -> list[Path]:
@@ -60,8 +60,8 @@ def _committed_numbers(layout: Layout) -> list[int]:
 
 def _number(path: Path, folder: str) -> int:
     """The number in a file's name; 0 for a file of another name or in another folder."""
-    found = NAME.search(path.name)
-    return int(found.group(1)) if found and path.parent.name == folder and path.name.startswith(f"{folder}_") else 0
+    match = NAME.search(path.name)
+    return int(match.group(1)) if match and path.parent.name == folder and path.name.startswith(f"{folder}_") else 0
 
 
 def _schema(path: Path, findings: Findings) -> tuple[int, pa.Schema | None]:

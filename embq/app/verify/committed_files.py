@@ -70,21 +70,21 @@ class Files:
                 self._look_into(commit, files)
         units = {"rows": sum(unit.rows for unit in commit.units), "failures": sum(u.failures for u in commit.units)}
         for kind, recorded in units.items():
-            if (there := sum(file.rows for file in commit.files if file.kind == kind)) != recorded:
+            if (present := sum(file.rows for file in commit.files if file.kind == kind)) != recorded:
                 name = f"{commit.n:08d}.json"
-                self._findings.add("counts", name, f"its files have {there} {kind}, its units {recorded}")
+                self._findings.add("counts", name, f"its files have {present} {kind}, its units {recorded}")
 
     def unnamed(self) -> list[str]:
         """Files that are in no record: parts, failures, temporary files, and staged results that were not accepted."""
         layout = self._layout
         staged = (layout.staging, layout.staged_parts)
-        there = (
+        present = (
             f"{folder.name}/{name}"
             for folder in (*row_folders(layout, self._info), layout.failures, layout.temporary, *staged)
             if folder.is_dir()
             for name in names_in(folder)
         )
-        return sorted(set(there) - self._named - {f"{layout.staging.name}/{SHARED_NONCE}"})
+        return sorted(set(present) - self._named - {f"{layout.staging.name}/{SHARED_NONCE}"})
 
     def _read(self, files: list[CommittedFile]) -> Iterator[pa.Table]:
         position = 0
@@ -125,8 +125,8 @@ class Files:
         return digest == file.sha256
 
     def _is_whole(self, commit: Commit, files: list[CommittedFile]) -> bool:
-        whole = [self._check_size(commit, file) and self._check_hash(file) for file in files]
-        return all(whole) and self._look_into(commit, files)
+        checks = [self._check_size(commit, file) and self._check_hash(file) for file in files]
+        return all(checks) and self._look_into(commit, files)
 
     def _look_into(self, commit: Commit, files: list[CommittedFile]) -> bool:
         """Check the footers of aligned files against record and run: rows, columns, ids, model."""
@@ -152,23 +152,23 @@ class Files:
 
     def _check_schema(self, commit: Commit, file: CommittedFile, schema: pa.Schema) -> bool:
         """Check columns and types, and that all rows have one schema and one fingerprint."""
-        wanted = {"unit_id": pa.string(), "key": pa.string(), "ordinal": pa.int32()}
+        types = {"unit_id": pa.string(), "key": pa.string(), "ordinal": pa.int32()}
         if file.kind == "failures":
-            wanted |= {field.name: field.type for field in FAILURE_SCHEMA}
+            types |= {field.name: field.type for field in FAILURE_SCHEMA}
             if "attempt" not in schema.names:  # of a version that did not count them
-                del wanted["attempt"]
+                del types["attempt"]
         else:
-            wanted |= {"id": pa.int64(), "caption": pa.string(), **columns_of(self._info)}
+            types |= {"id": pa.int64(), "caption": pa.string(), **columns_of(self._info)}
             if self._info.model.chunking is not None:
-                wanted |= {field.name: field.type for field in PASSAGE_FIELDS}
+                types |= {field.name: field.type for field in PASSAGE_FIELDS}
             if self._info.rows.similarity:
-                wanted |= dict.fromkeys(self._info.model.compared, pa.float32())
+                types |= dict.fromkeys(self._info.model.compared, pa.float32())
             if self._schema is None:
                 self._schema = schema
             elif not schema.equals(self._schema):
                 self._findings.add("schema", file.path, "its columns differ from those of the first rows")
-        more: list[str] = []
-        wrong = [name for name, type_ in wanted.items() if name not in schema.names or schema.field(name).type != type_]
+        unexpected: list[str] = []
+        wrong = [name for name, type_ in types.items() if name not in schema.names or schema.field(name).type != type_]
         if file.kind == "rows":
             embeddings = embedding_columns(self._info.model.output_names)
             wrong += [
@@ -176,8 +176,8 @@ class Files:
                 for name in embeddings
                 if name not in schema.names or not self._holds_vectors(schema.field(name).type)
             ]
-            if more := [name for name in schema.names if name not in wanted and name not in embeddings]:
-                self._findings.add("schema", file.path, f"it has columns that the run has not: {', '.join(more)}")
+            if unexpected := [name for name in schema.names if name not in types and name not in embeddings]:
+                self._findings.add("schema", file.path, f"it has columns that the run has not: {', '.join(unexpected)}")
             if any(commit.widths.get(name) != width for name, width in vector_widths(schema).items()):
                 self._findings.add("schema", file.path, f"its record says that vectors have {commit.widths} numbers")
             inside = (schema.metadata or {}).get(b"embq.fingerprint", b"").decode("utf-8", "replace")
@@ -185,7 +185,7 @@ class Files:
                 self._findings.add("fingerprint", file.path, f"model {inside}, its record says {commit.fingerprint}")
         if wrong:
             self._findings.add("schema", file.path, f"columns missing or of another type: {', '.join(wrong)}")
-        return not wrong and not more
+        return not wrong and not unexpected
 
     def _holds_vectors(self, type_: pa.DataType) -> bool:
         """True if a column of this type can hold the stored form of a vector."""

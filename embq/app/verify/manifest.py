@@ -31,11 +31,11 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
         manifest = Manifest(layout)
         if len(manifest) != info.units:
             findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
-        generations = {end: (name, wanted) for end, name, wanted in _generations(info)}
+        generations = {end: (name, expected) for end, name, expected in _generations(info)}
         digest = hashlib.sha256()
         ids = np.empty(len(manifest), dtype=np.uint64)
         mended = {unit.source for _, unit in manifest.retries() if unit.kind != "files"}
-        cover = Coverage(findings, mended, whole=not _selected(info))
+        cover = Coverage(findings, mended, is_complete=not _selected(info))
         for u, unit in enumerate(manifest):
             if u in generations and u:
                 _check_digest(digest.hexdigest(), *generations[u], findings)
@@ -46,7 +46,7 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
                 findings.add("manifest", f"unit {u}", f"its id is {stored}, its content says {unit.unit_id}")
             digest.update(stored.encode())
             ids[u] = int(unit.unit_id[:16], 16)
-            cover.take(u, unit)
+            cover.check_unit(u, unit)
         cover.end()
     except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
@@ -65,11 +65,11 @@ def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest
             findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
         ids = manifest.ids()
         first = 0
-        for end, name, wanted in _generations(info):
-            found = hashlib.sha256()
+        for end, name, expected in _generations(info):
+            digest = hashlib.sha256()
             for unit_id, _ in islice(ids, end - first):
-                found.update(unit_id.encode())
-            _check_digest(found.hexdigest(), name, wanted, findings)
+                digest.update(unit_id.encode())
+            _check_digest(digest.hexdigest(), name, expected, findings)
             first = end
     except (OutputError, OSError, pa.ArrowException) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
@@ -80,12 +80,12 @@ def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest
 def _generations(info: RunInfo) -> Iterator[tuple[int, str, str]]:
     """(units up to its end, name, digest) of the first plan and of each generation that was added."""
     yield info.ends[0], "run.json", info.manifest_digest
-    for end, one in zip(info.ends[1:], info.added, strict=True):
-        yield end, f"generation {one.number}", one.digest
+    for end, generation in zip(info.ends[1:], info.added, strict=True):
+        yield end, f"generation {generation.number}", generation.digest
 
 
-def _check_digest(found: str, name: str, wanted: str, findings: Findings) -> None:
-    if found[:32] != wanted:
+def _check_digest(digest: str, name: str, expected: str, findings: Findings) -> None:
+    if digest[:32] != expected:
         findings.add("manifest", "manifest", f"its units are not those that {name} has the digest of")
 
 
@@ -100,19 +100,19 @@ class Coverage:
 
     Args:
         mended: sources that were retried; only these can have more units in a later generation.
-        whole: every input was selected as a whole, so that there are no gaps.
+        is_complete: every input was selected as a whole, so that there are no gaps.
     """
 
-    def __init__(self, findings: Findings, mended: Set[str], *, whole: bool) -> None:
+    def __init__(self, findings: Findings, mended: Set[str], *, is_complete: bool) -> None:
         self._findings = findings
-        self._whole = whole
+        self._is_complete = is_complete
         self._ends = dict.fromkeys(mended, 0)  # source -> samples of its units so far
         self._lines = SourceLines()
         self._last: Unit | None = None
         self._at = (0, 0)  # next byte, next ordinal
         self._folders: Counter[str] = Counter()
 
-    def take(self, u: int, unit: Unit) -> None:
+    def check_unit(self, u: int, unit: Unit) -> None:
         """Check the next unit. Of retries, only those of units that could not be planned before count."""
         if unit.retry is not None:
             if not unit.retry.only:
@@ -125,9 +125,9 @@ class Coverage:
         start, first = self._at
         if unit.kind == "files":
             self._folders[unit.source] += len(unit.items)
-        elif _by_bytes(unit) and unit.start != start and (self._whole or unit.start < start):
+        elif _by_bytes(unit) and unit.start != start and (self._is_complete or unit.start < start):
             self._findings.add("coverage", f"unit {u}", f"it starts at byte {unit.start} of {unit.source}, not {start}")
-        if unit.first != first and (self._whole or unit.first < first):
+        if unit.first != first and (self._is_complete or unit.first < first):
             self._findings.add("coverage", f"unit {u}", f"its first sample is number {unit.first}, not {first}")
         self._at = (unit.stop, first + (unit.samples or 0))
         self._last = unit
@@ -154,17 +154,17 @@ class Coverage:
     def end(self) -> None:
         """Check the end of the last source, and count the images of folders."""
         self._end_of_source()
-        if not self._whole:
+        if not self._is_complete:
             return
         for folder, planned in self._folders.items():
-            if Path(folder).is_dir() and (there := sum(1 for _ in walk_with((), folder, Counter()))) != planned:
+            if Path(folder).is_dir() and (present := sum(1 for _ in walk_with((), folder, Counter()))) != planned:
                 self._findings.note(
-                    f"{folder} holds {there:,} images now, {planned:,} are planned: it has changed since"
+                    f"{folder} holds {present:,} images now, {planned:,} are planned: it has changed since"
                 )
 
     def _end_of_source(self) -> None:
         last = self._last
-        if last is None or not _by_bytes(last) or not self._whole:
+        if last is None or not _by_bytes(last) or not self._is_complete:
             return
         size = last.etag.rpartition("-")[2]
         if size.isdigit() and last.stop != int(size):

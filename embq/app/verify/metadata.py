@@ -47,7 +47,7 @@ class StoredMetadata:
 def columns_of(info: RunInfo) -> dict[str, pa.DataType]:
     """The type of each column of metadata."""
     types = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
-    return {"metadata": pa.string(), **{one.name: types.get(one.type, pa.string()) for one in info.rows.columns}}
+    return {"metadata": pa.string(), **{field.name: types.get(field.type, pa.string()) for field in info.rows.columns}}
 
 
 def _same(text: str | None, other: str | None) -> bool:

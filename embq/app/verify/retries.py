@@ -52,13 +52,13 @@ class Retried:
 
     def check(self, where: str, recorded: CommittedUnit, retry: Retry | None) -> None:
         """Check that a retry replaces existing failures, each once, and that other units replace none."""
-        wanted = (0, 0) if retry is None else (retry.replaces, retry.lifts)
-        if (recorded.supersedes, recorded.lifts) != wanted:
+        planned = (0, 0) if retry is None else (retry.replaces, retry.lifts)
+        if (recorded.supersedes, recorded.lifts) != planned:
             self._findings.add(
                 "supersedes",
                 where,
                 f"it takes the place of {recorded.supersedes} failures and {recorded.lifts} units, planned were "
-                f"{wanted[0]} and {wanted[1]}",
+                f"{planned[0]} and {planned[1]}",
             )
         if retry is None or not retry.replaces:
             return

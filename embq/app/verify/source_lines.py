@@ -34,8 +34,8 @@ class SourceLines:
             if unit.kind == "csv":
                 return self._placed_rows(unit)
             if self._of != (unit.source, unit.etag):
-                whole = replace(unit, start=0, stop=0, first=0, samples=None, retry=None)
-                self._of, self._slices = (unit.source, unit.etag), list(split_lines(whole, EVERY))
+                whole_source = replace(unit, start=0, stop=0, first=0, samples=None, retry=None)
+                self._of, self._slices = (unit.source, unit.etag), list(split_lines(whole_source, EVERY))
             if self._slices[0].etag != unit.etag:
                 return unit
             start = self._at(unit.first)
@@ -46,12 +46,12 @@ class SourceLines:
     def _at(self, line: int) -> int:
         """The offset of the first byte of a line, counted from 0; that of the end where there are fewer."""
         of = self._slices[min(line // EVERY, len(self._slices) - 1)]
-        at, left = of.start, line - of.first
+        at, remaining = of.start, line - of.first
         with open_text(of, unwatched) as text:
             text.seek(at)
-            while left > 0 and (piece := text.readline(1 << 20)):  # a line may be longer than memory
+            while remaining > 0 and (piece := text.readline(1 << 20)):  # a line may be longer than memory
                 at += len(piece)
-                left -= piece.endswith(b"\n")
+                remaining -= piece.endswith(b"\n")
         return at
 
     def _placed_rows(self, unit: Unit) -> Unit:

@@ -60,7 +60,7 @@ class Content:
         self._rows = rows
         self._mapped = mapped
 
-    def take(self, position: int, sample: Sample) -> None:
+    def add_sample(self, position: int, sample: Sample) -> None:
         """One sample and the position of its row."""
         captions = self._rows.captions
         if captions is not None and not self._mapped and captions[position] != sample.text:
@@ -85,7 +85,7 @@ def listed(what: list[str]) -> str:
     return "; ".join(what[:SHOWN]) + (f" (and {len(what) - SHOWN} more)" if len(what) > SHOWN else "")
 
 
-def some(samples: Iterable[tuple[int, str]]) -> str:
+def first_few(samples: Iterable[tuple[int, str]]) -> str:
     """The first few of (ordinal, key), and how many there are more."""
     listed = list(samples)
     shown = ", ".join(f"{key!r} (sample {ordinal})" for ordinal, key in listed[:SHOWN])
@@ -174,7 +174,7 @@ class Units:
         for name, table in (("row", rows), ("failure", failures)):
             ids = table["unit_id"].unique().to_pylist() if table.num_rows else []
             if ids not in ([], [recorded.unit_id]):
-                other = next(one for one in ids if one != recorded.unit_id)
+                other = next(id_ for id_ in ids if id_ != recorded.unit_id)
                 self._findings.add("unit_rows", where, f"it has a {name} of unit {other}")
 
     def _check_codes(self, where: str, recorded: CommittedUnit, failures: pa.Table) -> None:
@@ -190,30 +190,30 @@ class Units:
 
     def _vectors(self, where: str, rows: pa.Table) -> dict[str, np.ndarray]:
         """The vectors by column, checked to be there and finite."""
-        found: dict[str, np.ndarray] = {}
+        by_column: dict[str, np.ndarray] = {}
         for column in self._columns if rows.num_rows else ():
             try:
-                found[column] = vectors(rows, column)
+                by_column[column] = vectors(rows, column)
             except OutputError:
                 self._findings.add("vectors", where, f"a row has no {column}")
                 continue
-            finite = np.isfinite(found[column]).all(axis=1)
+            finite = np.isfinite(by_column[column]).all(axis=1)
             if not finite.all():
                 key = rows["key"][int(np.argmin(finite))].as_py()
                 self._findings.add("finite", where, f"{int((~finite).sum())} rows hold NaN or infinity, first {key!r}")
-            elif self._unit_length[column] and (wrong := wrong_norms(found[column], self._rows)).any():
+            elif self._unit_length[column] and (wrong := wrong_norms(by_column[column], self._rows)).any():
                 key = rows["key"][int(np.argmax(wrong))].as_py()
                 self._findings.add("norms", where, f"{int(wrong.sum())} {column}s do not have length 1, first {key!r}")
-        self._check_cosines(where, rows, found)
-        return found
+        self._check_cosines(where, rows, by_column)
+        return by_column
 
-    def _check_cosines(self, where: str, rows: pa.Table, found: dict[str, np.ndarray]) -> None:
+    def _check_cosines(self, where: str, rows: pa.Table, by_column: dict[str, np.ndarray]) -> None:
         """Check stored similarities against the stored vectors, where these are precise enough."""
         for column, (image, text) in self._compared.items() if rows.num_rows else ():
             recorded = rows[column].to_numpy()
             off = COSINE_OFF.get(self._rows.dtype) if not self._rows.truncate_dim else None
-            if off is not None and image in found and text in found:
-                wrong = wrong_cosines(recorded, found[image], found[text], off)
+            if off is not None and image in by_column and text in by_column:
+                wrong = wrong_cosines(recorded, by_column[image], by_column[text], off)
             else:
                 wrong = ~(np.abs(recorded) <= 1.0)
             if wrong.any():
@@ -222,12 +222,12 @@ class Units:
 
     def _is_whole(self, where: str, recorded: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
         """True if one failure represents the whole unit."""
-        whole = bool(failures.num_rows) and failures["ordinal"].null_count > 0
-        if whole != bool(recorded.quarantined):
+        is_whole = bool(failures.num_rows) and failures["ordinal"].null_count > 0
+        if is_whole != bool(recorded.quarantined):
             self._findings.add("whole_unit", where, "its record and its failures disagree on whether it failed whole")
-        if whole and (rows.num_rows or failures.num_rows != 1):
+        if is_whole and (rows.num_rows or failures.num_rows != 1):
             self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")
-        return whole
+        return is_whole
 
     def _without_rest(self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> tuple[pa.Table, int]:
         """The failures of single samples, and the ordinal from which one failure stands for the rest of a shard."""
@@ -242,7 +242,7 @@ class Units:
         rest = min(ordinals, default=sys.maxsize)
         behind = [pair for pair in pairs(rows) + pairs(failures) if pair[0] >= rest]
         if len(ordinals) > 1 or behind:
-            self._findings.add("ordinals", where, f"samples behind the damage of its shard: {some(behind)}")
+            self._findings.add("ordinals", where, f"samples behind the damage of its shard: {first_few(behind)}")
         return failures, rest
 
     def can_read(self, unit: Unit) -> bool:
@@ -293,22 +293,22 @@ class Units:
         count = 0
         unread: list[str] = []
         check = self.content(rows, mapped=_is_mapped(unit))
-        wanted = None if unit.selected is None else frozenset(unit.selected)
+        chosen = None if unit.selected is None else frozenset(unit.selected)
         try:
             for ordinal, sample in self._samples(where, unit, rest):
                 count += 1
-                if ordinal not in retried and (ordinal >= unit.first_ordinal if wanted is None else ordinal in wanted):
+                if ordinal not in retried and (ordinal >= unit.first_ordinal if chosen is None else ordinal in chosen):
                     keys.append((ordinal, clean_text(sample.key)))
                 position = rows.position.get(ordinal)
                 if position is not None and sample.error is not None:
                     unread.append(f"cannot be checked: {sample.key!r}: {sample.error[1]}")
                 elif position is not None:
-                    check.take(position, sample)
+                    check.add_sample(position, sample)
         except _NotComparedError as error:
-            there = len(samples) + len(retried)
-            if error.code in CHANGED and unit.expected not in (None, there):
+            committed = len(samples) + len(retried)
+            if error.code in CHANGED and unit.expected not in (None, committed):
                 self._findings.add(
-                    "keys", where, f"{there} samples, {unit.expected} were planned, and the source cannot tell"
+                    "keys", where, f"{committed} samples, {unit.expected} were planned, and the source cannot tell"
                 )
             return
         if unread:
@@ -321,7 +321,7 @@ class Units:
     def add_differences(self, where: str, rows: Rows, check: Content) -> None:
         """Report what was collected."""
         if check.captions:
-            self._findings.add("captions", where, f"not the text of the source: {some(check.captions)}")
+            self._findings.add("captions", where, f"not the text of the source: {first_few(check.captions)}")
         if check.metadata:
             self._findings.add("metadata", where, f"not those of the source: {listed(check.metadata)}")
 
@@ -336,11 +336,11 @@ class Units:
         wrong: list[str] = []
         check = self.content(by_place, mapped=True)  # `documents` compares the texts
         count = 0
-        retried, wanted = _retried(again, failures), None if unit.selected is None else frozenset(unit.selected)
+        retried, chosen = _retried(again, failures), None if unit.selected is None else frozenset(unit.selected)
         try:
             for ordinal, sample in self._samples(where, unit, rest):
                 count += 1
-                if ordinal in retried or (ordinal < unit.first_ordinal if wanted is None else ordinal not in wanted):
+                if ordinal in retried or (ordinal < unit.first_ordinal if chosen is None else ordinal not in chosen):
                     continue
                 key = clean_text(sample.key)
                 if not _is_mapped(unit) and (why := documents.check(ordinal, key, sample.text)):
@@ -352,7 +352,7 @@ class Units:
         self.keys += rows.num_rows + sum(ordinal not in retried for ordinal, _ in pairs(failures))
         if unit.samples is not None and unit.samples != count:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
-        if documents.ordinals - (set(range(count)) if wanted is None else wanted):
+        if documents.ordinals - (set(range(count)) if chosen is None else chosen):
             self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
         if wrong:
             self._findings.add("chunks", where, listed(wrong))
@@ -362,13 +362,13 @@ class Units:
         self.keys += len(samples)
         if sorted(samples) == expected:
             return
-        there, source = Counter(samples), Counter(expected)
-        missing, extra = list((source - there).elements()), list((there - source).elements())
+        committed, source = Counter(samples), Counter(expected)
+        missing, extra = list((source - committed).elements()), list((committed - source).elements())
         parts = [f"{len(samples)} samples, the source has {len(expected)}"]
         if missing:
-            parts.append(f"without row and failure: {some(missing)}")
+            parts.append(f"without row and failure: {first_few(missing)}")
         if extra:
-            parts.append(f"not in the source: {some(extra)}")
+            parts.append(f"not in the source: {first_few(extra)}")
         self._findings.add("keys", where, "; ".join(parts))
 
 

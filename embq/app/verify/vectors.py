@@ -36,8 +36,8 @@ def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
     step = rows.int8_range / 127
     lengths = np.linalg.norm(values.astype(np.float64) * step, axis=1)
     slack = np.sqrt(values.shape[1]) * step * STEP_OFF
-    whole = (np.abs(values.astype(np.int16)) < 127).all(axis=1)
-    wrong = (lengths > 1.0 + slack) | (whole & (lengths < 1.0 - slack))
+    unclipped = (np.abs(values.astype(np.int16)) < 127).all(axis=1)
+    wrong = (lengths > 1.0 + slack) | (unclipped & (lengths < 1.0 - slack))
     return wrong
 
 

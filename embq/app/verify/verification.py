@@ -177,8 +177,8 @@ class Verification:
                     f"its record says {recorded.rows} and {recorded.failures}",
                 )
                 return
-            known = self._records.is_known(recorded.u, recorded.unit_id)
-            unit = self._manifest.unit(recorded.u) if known and self._manifest is not None else None
+            is_known = self._records.is_known(recorded.u, recorded.unit_id)
+            unit = self._manifest.unit(recorded.u) if is_known and self._manifest is not None else None
             again: list[Retry] = []
             if unit is not None and self._retried is not None:
                 self._retried.check(where, recorded, unit.retry)
@@ -189,8 +189,8 @@ class Verification:
                 self._empty_units += 1
                 self._first_empty = self._first_empty or (where if unit is None else unit.source)
             self._remember_keys(of_unit)
-        if left := rows.rest() + failures.rest():
-            self._findings.add("counts", f"{commit.n:08d}.json", f"{left} rows or failures belong to none of its units")
+        if rest := rows.rest() + failures.rest():
+            self._findings.add("counts", f"{commit.n:08d}.json", f"{rest} rows or failures belong to none of its units")
 
     def _remember_keys(self, rows: pa.Table) -> None:
         if self._key_hashes is None or not rows.num_rows:
@@ -210,10 +210,10 @@ class Verification:
         if not missing and not records.closed_by:
             findings.note("every unit is committed, and the record that closes the log is not there yet")
         if litter:
-            mend = "`embq gc` deletes them"
+            hint = "`embq gc` deletes them"
             if not records.closed_by:
-                mend = "readers ignore them, and `embq gc` deletes those that are safe to delete"
-            findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
+                hint = "readers ignore them, and `embq gc` deletes those that are safe to delete"
+            findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {hint}")
 
     def _add_notes(self) -> None:
         """Note units without a sample, metadata that fit no column, and keys that stand for several rows."""

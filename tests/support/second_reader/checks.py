@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embq.app.verify.chunks import Documents, Part
 from embq.app.verify.findings import Findings
-from embq.app.verify.units import Content, Rows, Units, some
+from embq.app.verify.units import Content, Rows, Units, first_few
 from embq.app.verify.vectors import STEP_OFF
 from embq.app.verify.verification import Report, Verification
 from embq.app.verify.verification import verify as verify_once
@@ -77,8 +77,8 @@ class Recomputed(Content):
         self.digests: list[list[bytes]] = [[] for _ in stubs]
         self._stubs = () if mapped and not chunked else stubs
 
-    def take(self, position: int, sample: Sample) -> None:
-        super().take(position, sample)
+    def add_sample(self, position: int, sample: Sample) -> None:
+        super().add_sample(position, sample)
         image = None if sample.image is None else bytes(sample.image)
         self.digest(position, image, None if sample.text is None else sample.text.encode("utf-8", "backslashreplace"))
 
@@ -161,7 +161,7 @@ class SecondUnits(Units):
             for position, text in enumerate(rows.captions or ()):
                 check.digest(position, None, None if text is None else text.encode())
         if wrong := check.absent + self._wrong_vectors(check, rows):
-            self._findings.add("vectors", where, f"not what the sample's bytes give: {some(wrong)}")
+            self._findings.add("vectors", where, f"not what the sample's bytes give: {first_few(wrong)}")
 
     def _wrong_vectors(self, check: Recomputed, rows: Rows) -> list[tuple[int, str]]:
         """The samples whose stored vectors are not those of their bytes."""

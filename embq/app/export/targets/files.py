@@ -121,7 +121,7 @@ class Tsv(_Folder):
         for path in (self._metadata, *self._vectors.values()):
             path.touch()
         if not _count_lines(self._metadata):
-            header = "\t".join(["id", *(_cell(field.name) for field in rows.others)])
+            header = "\t".join(["id", *(_cell(field.name) for field in rows.payload_fields)])
             self._metadata.write_text(f"{header}\n", encoding="utf-8")
         complete = min(_count_lines(self._metadata) - 1, *map(_count_lines, self._vectors.values()))
         _cut(self._metadata, complete + 1)
@@ -145,7 +145,7 @@ class Tsv(_Folder):
             with path.open("ab") as file:
                 pyarrow.csv.write_csv(columns, file, options)
             fsync_file(path)
-        rows = table.select(["id", *(field.name for field in self._rows.others)])
+        rows = table.select(["id", *(field.name for field in self._rows.payload_fields)])
         with self._metadata.open("a", encoding="utf-8") as file:
             for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 file.write("\t".join(map(_cell, row)) + "\n")

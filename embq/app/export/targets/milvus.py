@@ -101,7 +101,7 @@ class Milvus:
             pa.int32(): kinds.INT32, pa.int64(): kinds.INT64, pa.float64(): kinds.DOUBLE, pa.float32(): kinds.FLOAT,
             pa.bool_(): kinds.BOOL,
         }  # fmt: skip
-        for field in rows.others:
+        for field in rows.payload_fields:
             kind = kinds.JSON if field.name in rows.json else by_arrow.get(field.type, kinds.VARCHAR)
             length = {"max_length": MOST_TEXT_BYTES} if kind == kinds.VARCHAR else {}
             schema.add_field(field.name, kind, nullable=True, **length)

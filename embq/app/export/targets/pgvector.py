@@ -62,8 +62,8 @@ class PgVector:
 
     def write(self, table: pa.Table) -> None:
         """See `Target`; a transaction."""
-        rows, others = self._rows, [field.name for field in self._rows.others]
-        columns = [self._sql.Identifier(name) for name in ("id", *rows.dims, *others)]
+        rows, payload = self._rows, [field.name for field in self._rows.payload_fields]
+        columns = [self._sql.Identifier(name) for name in ("id", *rows.dims, *payload)]
         texts = [_texts(vectors(table, name)) for name in rows.dims]
         with self._connection.transaction():
             self._run("CREATE TEMP TABLE embq_batch (LIKE {table}) ON COMMIT DROP")
@@ -72,7 +72,7 @@ class PgVector:
             with self._connection.cursor() as cursor, cursor.copy(into) as copy:
                 ids = table["id"].to_pylist()
                 for id_, record, *blocks in zip(ids, records(table, rows, json_as_text=True), *texts, strict=True):
-                    copy.write_row((id_, *blocks, *(record[name] for name in others)))
+                    copy.write_row((id_, *blocks, *(record[name] for name in payload)))
             self._run("INSERT INTO {table} ({}) SELECT {} FROM embq_batch ON CONFLICT (id) DO NOTHING", named, named)
 
     def finish(self) -> None:

@@ -50,7 +50,7 @@ class TargetRows:
     json: frozenset[str]
 
     @property
-    def others(self) -> list[pa.Field]:
+    def payload_fields(self) -> list[pa.Field]:
         """The columns beside the id and the vectors."""
         return [field for field in self.schema if field.name != "id" and field.name not in self.dims]
 
@@ -135,34 +135,34 @@ def copy_rows(
     `other_columns` if it has another form; OutputError `target_failed` if it refuses or does not answer, and
     `target_differs` if it does not hold each row once at the end.
     """
-    wanted, rows = _wanted(output, ids, without), _rows_of(output, columns)
+    selected, rows = _selection(output, ids, without), _rows_of(output, columns)
     with closing(target), _translated(target):
         holder = target.open(rows)
         if holder is not None and holder != rows.run:
             foreign = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:500]}"
             raise _other_rows(target, foreign)
-        present, _ = _present(target, wanted)
-        total, before = int(wanted.sum()), int(present.sum())
-        done = before
-        for table in _missing(output, rows, wanted & ~present, target.batch_rows):
+        present, _ = _present(target, selected)
+        total, existing = int(selected.sum()), int(present.sum())
+        done = existing
+        for table in _missing(output, rows, selected & ~present, target.batch_rows):
             target.write(table)
             done += table.num_rows
             if on_rows is not None:
                 on_rows(done, total)
-        _prove(target, wanted)
+        _prove(target, selected)
         target.finish()
     state = "complete" if output.complete else "incomplete"
-    return CopyResult(rows.run, rows.model, masked(target.name), total, done - before, state)
+    return CopyResult(rows.run, rows.model, masked(target.name), total, done - existing, state)
 
 
-def _wanted(output: Output, ids: np.ndarray | None, without: np.ndarray | None) -> np.ndarray:
+def _selection(output: Output, ids: np.ndarray | None, without: np.ndarray | None) -> np.ndarray:
     """Whether each row of the run is exported: bool (rows,)."""
     check_rows(output.root, len(output), ids)
-    wanted = np.full(len(output), ids is None)
+    selected = np.full(len(output), ids is None)
     for numbers, value in ((ids, True), (without, False)):
         if numbers is not None:
-            wanted[numbers[numbers < len(wanted)]] = value
-    return wanted
+            selected[numbers[numbers < len(selected)]] = value
+    return selected
 
 
 def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
@@ -212,20 +212,20 @@ def _converted(output: Output, table: pa.Table, rows: TargetRows) -> pa.Table:
     return pa.table(columns, schema=rows.schema)
 
 
-def _present(target: Target, wanted: np.ndarray) -> tuple[np.ndarray, int]:
+def _present(target: Target, selected: np.ndarray) -> tuple[np.ndarray, int]:
     """(whether the target holds each row of the run: bool (rows,), rows that it holds a second time).
 
     Raises InputError if it holds a row that is not exported, or over twice as many.
     """
-    present, count = np.zeros(len(wanted), np.bool_), 0
+    present, count = np.zeros(len(selected), np.bool_), 0
     for ids in target.ids():
-        exported = (ids >= 0) & (ids < len(wanted))
-        exported[exported] = wanted[ids[exported]]
+        exported = (ids >= 0) & (ids < len(selected))
+        exported[exported] = selected[ids[exported]]
         if not exported.all():
             raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~exported][0]}")
         present[ids] = True
         count += len(ids)
-        if count > len(wanted) + int(wanted.sum()):  # a server may return the same page without end
+        if count > len(selected) + int(selected.sum()):  # a server may return the same page without end
             raise _other_rows(target, "more rows than are exported")
     return present, count - int(present.sum())
 
@@ -238,9 +238,9 @@ def _other_rows(target: Target, foreign: str) -> InputError:
     )
 
 
-def _prove(target: Target, wanted: np.ndarray) -> None:
-    present, twice = _present(target, wanted)
-    lost = int(wanted.sum()) - int(present.sum())
+def _prove(target: Target, selected: np.ndarray) -> None:
+    present, twice = _present(target, selected)
+    lost = int(selected.sum()) - int(present.sum())
     if lost or twice:
         raise OutputError(
             f"{target.name} lacks {lost:,} rows and holds {twice:,} a second time",
@@ -304,7 +304,7 @@ def sendable_text(text: str) -> str:
 
 def records(table: pa.Table, rows: TargetRows, *, json_as_text: bool = False) -> list[dict[str, Any]]:
     """The columns beside id and vectors as a dict per row: JSON parsed, or as its text; NaN as None."""
-    dicts: list[dict[str, Any]] = table.select([field.name for field in rows.others]).to_pylist()
+    dicts: list[dict[str, Any]] = table.select([field.name for field in rows.payload_fields]).to_pylist()
     for record in dicts:
         for name, value in record.items():
             if name in rows.json:

@@ -108,8 +108,8 @@ class EmbeddingApi:
 
     def measured_by(self, serving: Serving) -> EmbeddingApi:
         """The same with the metrics of a server; called once, before `start`."""
-        for one in self._loaded:
-            self._models[one.name] = ServedModel(one, serving.metrics, self._stop_server)
+        for loaded in self._loaded:
+            self._models[loaded.name] = ServedModel(loaded, serving.metrics, self._stop_server)
         return self
 
     def start(self) -> None:
@@ -145,16 +145,16 @@ class EmbeddingApi:
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts, in OpenAI's form."""
         body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY, smaller=SMALLER)
-        wanted = self._openai(json_object(body_json, OPENAI_BODY))
-        job, vectors = await _embedded(request, wanted)
+        parsed = self._openai(json_object(body_json, OPENAI_BODY))
+        job, vectors = await _embedded(request, parsed)
 
         def body() -> dict[str, Any]:
             data = [
                 {"object": "embedding", "index": place, "embedding": vector}
-                for place, vector in enumerate(_in_base64(vectors) if wanted.base64 else vectors.tolist())
+                for place, vector in enumerate(_in_base64(vectors) if parsed.base64 else vectors.tolist())
             ]
             usage = {"prompt_tokens": job.tokens, "total_tokens": job.tokens}
-            return {"object": "list", "data": data, "model": wanted.model.name, "usage": usage}
+            return {"object": "list", "data": data, "model": parsed.model.name, "usage": usage}
 
         return await _encoded(body, vectors, job)
 
@@ -221,10 +221,10 @@ def _field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, default: T
         raise HttpError(error.message, next_step=error.next_step, code=error.code, param=name) from error
 
 
-def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
-    if unknown := [name for name, value in fields.items() if name not in known and value is not None]:
+def _check_names(fields: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    if unknown := [name for name, value in fields.items() if name not in allowed and value is not None]:
         name = unknown[0][:40]
-        raise HttpError(f"there is no field {name!r}", next_step=f"send only {', '.join(known)}", param=name)
+        raise HttpError(f"there is no field {name!r}", next_step=f"send only {', '.join(allowed)}", param=name)
 
 
 def _dimensions(fields: Mapping[str, Any], model: ServedModel) -> int:
@@ -274,13 +274,13 @@ def _texts(fields: Mapping[str, Any], name: str, detokenizer: Detokenizer | None
         ) from error
 
 
-async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
+async def _embedded(request: Request, parsed: Wanted) -> tuple[Job, np.ndarray]:
     """The finished job of a request, and its vectors, float32 of shape (texts, dim), in the form that is wanted.
 
     Raises ClientDisconnect when the client leaves; what has not been embedded is dropped then.
     """
     require_read(request)
-    job = wanted.model.submit(wanted.texts, client_of(request.scope), prompt_name=wanted.prompt_name, cut=wanted.cut)
+    job = parsed.model.submit(parsed.texts, client_of(request.scope), prompt_name=parsed.prompt_name, cut=parsed.cut)
     result = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(request.receive())
     try:
@@ -290,14 +290,14 @@ async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
     finally:
         leaving.cancel()
         result.cancel()
-    if wanted.must_fit and job.truncated:
+    if parsed.must_fit and job.truncated:
         raise HttpError(
-            f"{job.truncated} of {len(wanted.texts)} texts are longer than {wanted.model.name} reads",
+            f"{job.truncated} of {len(parsed.texts)} texts are longer than {parsed.model.name} reads",
             next_step='send shorter ones, or {"truncate": true}',
             code="too_long",
             status=413,
         )
-    vectors, faults = stored(result.result(), wanted.rows)
+    vectors, faults = stored(result.result(), parsed.rows)
     for place, fault in faults.items():
         raise EmbqError(f"text {place}: {fault.message}", code=fault.code)
     return job, vectors

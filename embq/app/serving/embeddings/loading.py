@@ -53,10 +53,10 @@ def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
         raise ConfigError(
             "--token-ids needs the package tiktoken", next_step="pip install tiktoken, or leave the option out"
         ) from error
-    if name not in (known := tiktoken.list_encoding_names()):
-        raise UsageError(f"tiktoken has no tokenizer {name!r}", next_step=f"name one of {', '.join(known)}")
+    if name not in (names := tiktoken.list_encoding_names()):
+        raise UsageError(f"tiktoken has no tokenizer {name!r}", next_step=f"name one of {', '.join(names)}")
     try:
-        found = tiktoken.get_encoding(name)
+        encoding = tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:  # those of requests among them
         raise ConfigError(
             f"the data of tiktoken's tokenizer {name} is neither here nor to be had: {type(error).__name__}",
@@ -64,12 +64,12 @@ def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
         ) from error
 
     def text_of(ids: Sequence[int]) -> str:
-        return str(found.decode(list(ids), errors="strict"))
+        return str(encoding.decode(list(ids), errors="strict"))
 
     return text_of
 
 
-def load_models(asked: Sequence[str], *, precision: str, device: str, settings: Settings) -> list[Loaded]:
+def load_models(specs: Sequence[str], *, precision: str, device: str, settings: Settings) -> list[Loaded]:
     """The models of `[NAME=]SPEC` for texts on one device; a model without a name is called as its spec is written.
 
     Args:
@@ -79,7 +79,7 @@ def load_models(asked: Sequence[str], *, precision: str, device: str, settings: 
     Raises UsageError for two models of one name or several devices, and what finding the device or loading raises.
     """
     named: dict[str, ModelSpec] = {}
-    for text in asked:
+    for text in specs:
         name, spec = split_name(text)
         name = spec if name is None else name
         if not name or name in named:

@@ -71,15 +71,15 @@ class Job:
         self.truncated = 0
         self.arrived_at = time.monotonic()
         self._vectors: np.ndarray | None = None
-        self._left = len(texts)
+        self._remaining = len(texts)
 
     def add(self, places: Sequence[int], rows: np.ndarray) -> None:
         """Vectors of the texts at some places; after the last ones the future has all."""
         if self._vectors is None:
             self._vectors = np.empty((len(self.texts), rows.shape[1]), np.float32)
         self._vectors[places] = rows
-        self._left -= len(places)
-        if not self._left:
+        self._remaining -= len(places)
+        if not self._remaining:
             with suppress(InvalidStateError):
                 self.future.set_result(self._vectors)
 
@@ -212,8 +212,8 @@ class ServedModel:
 
     def _measured_longest(self) -> float:
         """Most tokens that the model reads of a text; infinite where it reads any."""
-        (one,) = self._embedder.prepare([Sample(ordinal=0, key="", text="word " * 100_000)])
-        return self._embedder.length(one) if isinstance(one, Truncated) else math.inf
+        (prepared,) = self._embedder.prepare([Sample(ordinal=0, key="", text="word " * 100_000)])
+        return self._embedder.length(prepared) if isinstance(prepared, Truncated) else math.inf
 
     def _release(self, job: Job) -> None:
         with self._changed:
@@ -237,20 +237,20 @@ class ServedModel:
         texts = job.texts[first : first + PREPARE_TEXTS]
         samples = [Sample(ordinal=place, key="", text=self._cut(text)) for place, text in enumerate(texts)]
         try:
-            for place, one in enumerate(job.embedder.prepare(samples), first):
-                if isinstance(one, SampleError):
-                    raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
-                job.prepared.append(one)
+            for place, prepared in enumerate(job.embedder.prepare(samples), first):
+                if isinstance(prepared, SampleError):
+                    raise HttpError(f"input[{place}]: {prepared.message}", code=prepared.code, param="input")
+                job.prepared.append(prepared)
             is_last = len(job.prepared) == len(job.texts)
             tokens = sum(map(self._embedder.length, job.prepared)) if is_last else 0
         except Exception as error:  # noqa: BLE001 - the boundary to other requests
-            job.fail(self._told(error))
+            job.fail(self._failure_of(error))
             return
         if not is_last:
             with suppress(RuntimeError):  # the server stops
                 self._pool.submit(self._prepare, job)
             return
-        job.truncated = sum(isinstance(one, Truncated) for one in job.prepared)
+        job.truncated = sum(isinstance(item, Truncated) for item in job.prepared)
         with self._changed:
             if not job.future.done():
                 self._count(job, tokens - job.tokens)
@@ -267,11 +267,11 @@ class ServedModel:
     def _run(self) -> None:
         try:
             while self._closed is None:
-                moved = self._settle_finished()
+                settled = self._settle_finished()
                 self._take_arrived()
                 if len(self._flying) <= self._ahead and (batch := self._next_batch()):
                     self._begin([entry for entry in batch if not entry.owner.future.done()])
-                elif not moved:
+                elif not settled:
                     with self._changed:
                         if not self._arrived and self._closed is None:
                             self._changed.wait(POLL_S if self._flying else None)
@@ -363,11 +363,11 @@ class ServedModel:
         except DeviceError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to other requests
-            told = self._told(error)
+            failure = self._failure_of(error)
             for entry in batch:
-                entry.owner.fail(told)
+                entry.owner.fail(failure)
 
-    def _told(self, error: Exception) -> EmbqError:
+    def _failure_of(self, error: Exception) -> EmbqError:
         if isinstance(error, EmbqError):
             return error
         _log.bug("bug", model=self.name)

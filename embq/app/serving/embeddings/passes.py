@@ -71,7 +71,7 @@ class Passes(Generic[Owner]):
 
     def add(self, owner: Owner, prepared: Sequence[Prepared]) -> None:
         """Let the texts of a request wait."""
-        entries = [Entry(owner, place, one, self._embedder.length(one)) for place, one in enumerate(prepared)]
+        entries = [Entry(owner, place, text, self._embedder.length(text)) for place, text in enumerate(prepared)]
         self._requests.append(iter(entries))
         self._texts += len(entries)
         self._tokens += sum(entry.tokens for entry in entries)
@@ -86,10 +86,10 @@ class Passes(Generic[Owner]):
             return self._to_repeat.pop()
         self._sort_further()
         self._sweep = -self._sorted[-1][0]
-        first = bisect.bisect_left(self._sorted, -self._sweep, key=lambda one: one[0])
-        found = [entry for *_, entry in self._sorted[: first - 1 if first else None : -1][: self._embedder.batch_size]]
-        lengths = [entry.tokens for entry in found]
-        batch = found[: self._worthwhile(lengths[: fitting(lengths, self.room.tokens, self._embedder.cost)])]
+        first = bisect.bisect_left(self._sorted, -self._sweep, key=lambda item: item[0])
+        window = [entry for *_, entry in self._sorted[: first - 1 if first else None : -1][: self._embedder.batch_size]]
+        lengths = [entry.tokens for entry in window]
+        batch = window[: self._worthwhile(lengths[: fitting(lengths, self.room.tokens, self._embedder.cost)])]
         del self._sorted[-len(batch) :]
         tokens = sum(entry.tokens for entry in batch)
         self._texts, self._tokens = self._texts - len(batch), self._tokens - tokens
@@ -117,7 +117,7 @@ class Passes(Generic[Owner]):
             for entry in (taken := list(itertools.islice(request, TURN_TEXTS))):
                 sweep = self._sweep if entry.tokens < self._below else self._sweep + 1
                 # Before those of equal length, which have waited for longer.
-                bisect.insort_left(self._sorted, (-sweep, entry.tokens, entry), key=lambda one: one[:2])
+                bisect.insort_left(self._sorted, (-sweep, entry.tokens, entry), key=lambda item: item[:2])
                 self._sorted_tokens += entry.tokens
             if len(taken) == TURN_TEXTS:
                 self._requests.append(request)

@@ -61,8 +61,8 @@ class Permission:
 
     def holds(self, request: Request) -> bool:
         """True if the viewer has the cookie."""
-        there = request.cookies.get(_cookie_name(request), "")
-        return bool(self.token) and hmac.compare_digest(there.encode(), self._cookie.encode())
+        cookie = request.cookies.get(_cookie_name(request), "")
+        return bool(self.token) and hmac.compare_digest(cookie.encode(), self._cookie.encode())
 
     def require(self, request: Request) -> None:
         """Raise HttpError, 403, unless the viewer may act, and the request comes from a page of this server."""
@@ -108,9 +108,9 @@ class Actions:
 
     def _control(self, run: str, verb: str) -> Notice:
         try:
-            if (found := self._sampler.registered(run)) is None:
+            if (registration := self._sampler.registered(run)) is None:
                 raise _unknown(run)
-            result = request_state(*found, verb)
+            result = request_state(*registration, verb)
         except RedisError as error:
             raise BrokerError("the broker does not answer", next_step="try again; embq doctor checks it") from error
         _log.info("action", verb=verb, run=run)
@@ -120,7 +120,7 @@ class Actions:
         return Notice(f"Run {run} {DONE[verb]}: {result.how_far}.", next=noted)
 
     def _retry(self, run: str, form: Mapping[str, str]) -> Notice:
-        snapshot = self._sampler.look()
+        snapshot = self._sampler.latest()
         view = snapshot.run(run) if snapshot is not None else None
         if view is None:
             raise _unknown(run)
@@ -142,12 +142,12 @@ class Actions:
         return Notice(f"{retried.failures:,} failures are done again, in {units}.", next=by)
 
 
-def _handed(retried: RetryResult, root: Place, found: tuple[RunRecord, Any] | None) -> str:
+def _handed(retried: RetryResult, root: Place, registration: tuple[RunRecord, Any] | None) -> str:
     """Hand the units to the services that are there; tells who does them."""
-    if found is None:
+    if registration is None:
         return f"No broker knows the run: {command_line('resume', root)} does them."
     try:
-        hand_over(found[1], retried.info, root)
+        hand_over(registration[1], retried.info, root)
     except EmbqError:  # an `embq run` is at work on it, and its writer finds the units
         return "The process that is at work on the run does them."
     except RedisError:
@@ -155,19 +155,19 @@ def _handed(retried: RetryResult, root: Place, found: tuple[RunRecord, Any] | No
     return "The workers have them."
 
 
-def _preview(run: str, form: Mapping[str, str], found: RetryResult) -> Notice:
-    lines = [f"{count:,} {code}" for code, count in (found.samples + found.whole_units).most_common(12)]
-    if found.under_way:
-        lines.append(f"{found.under_way:,} are under way already")
-    if found.missing:
-        lines.append(f"{len(found.missing):,} files are not there any more; their failures are left out")
-    if found.chunks:
-        lines.append(f"{found.chunks:,} failures of single chunks are left out; make a new run of these texts")
-    if not found.failures:
+def _preview(run: str, form: Mapping[str, str], result: RetryResult) -> Notice:
+    lines = [f"{count:,} {code}" for code, count in (result.samples + result.whole_units).most_common(12)]
+    if result.under_way:
+        lines.append(f"{result.under_way:,} are under way already")
+    if result.missing:
+        lines.append(f"{len(result.missing):,} files are not there any more; their failures are left out")
+    if result.chunks:
+        lines.append(f"{result.chunks:,} failures of single chunks are left out; make a new run of these texts")
+    if not result.failures:
         return Notice("There is nothing to retry.", lines=lines)
-    units = f"{found.units:,} unit{'' if found.units == 1 else 's'}"
-    confirm = {"expected_count": str(found.failures)} | ({"code": form["code"]} if form.get("code") else {})
-    message = f"{found.failures:,} failure{'' if found.failures == 1 else 's'} would be done again, in {units}."
+    units = f"{result.units:,} unit{'' if result.units == 1 else 's'}"
+    confirm = {"expected_count": str(result.failures)} | ({"code": form["code"]} if form.get("code") else {})
+    message = f"{result.failures:,} failure{'' if result.failures == 1 else 's'} would be done again, in {units}."
     return Notice(message, lines=lines, run=run, confirm=confirm)
 
 

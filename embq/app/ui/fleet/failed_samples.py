@@ -60,7 +60,7 @@ class FailedSamples:
         named = request.path_params
         try:
             failed = await self._fleet.failed_sample(named["run"], named["unit"], named["ordinal"])
-            view = await anyio.to_thread.run_sync(self._look, failed, limiter=self._reads)
+            view = await anyio.to_thread.run_sync(self._load, failed, limiter=self._reads)
         except EmbqError as error:
             view = SampleView(note=f"The sample cannot be shown: {error.message}")
         except OSError as error:
@@ -68,7 +68,7 @@ class FailedSamples:
         headers = {"Cache-Control": "private, max-age=60"}
         return page(request, "fleet/sample.html", view, headers=headers)
 
-    def _look(self, failed: FailedSample) -> SampleView:
+    def _load(self, failed: FailedSample) -> SampleView:
         unit = Manifest(Layout(failed.root)).find(failed.unit_id)
         if unit is None:
             return SampleView(note="The manifest of the run does not have its unit.")
@@ -79,10 +79,10 @@ class FailedSamples:
             return SampleView(text=sample.text, note="" if sample.text else "It has neither an image nor a text.")
         image = bytes(sample.image)
         try:
-            made = self._thumbnail(image)
+            thumbnail = self._thumbnail(image)
         except EmbqError:
             return SampleView(text=sample.text, note=f"Its image has {_described(image)}")
-        return SampleView(text=sample.text, picture=f"data:image/jpeg;base64,{base64.b64encode(made).decode()}")
+        return SampleView(text=sample.text, picture=f"data:image/jpeg;base64,{base64.b64encode(thumbnail).decode()}")
 
 
 def _described(data: bytes) -> str:

@@ -116,7 +116,7 @@ class Fragments:
         total = len(cells.states)
         columns = max(1, total if total <= 40 else math.ceil(math.sqrt(total * MAP_SHAPE)))
         size = max(4, min(16, MAP_WIDTH // columns))
-        there = {STATES[int(state)] for state in set(cells.states.tolist())}
+        present = {STATES[int(state)] for state in set(cells.states.tolist())}
         values = {
             "why": "",
             "progress": progress,
@@ -125,7 +125,7 @@ class Fragments:
             "lines": -(-total // columns) if total else 0,
             "size": size,
             "paths": paths(cells.states, columns, apart=total <= APART),
-            "legend": [(state, STATE_WORDS[state]) for state in STATES if state in there],
+            "legend": [(state, STATE_WORDS[state]) for state in STATES if state in present],
         }
         return _html("units", values)
 
@@ -145,26 +145,26 @@ def top_line(snapshot: FleetSnapshot) -> list[Figure]:
 
 def _end(snapshot: FleetSnapshot) -> Figure:
     active = [view.progress for view in snapshot.runs if view.active]
-    known = [progress.eta_s for progress in active if progress.eta_s is not None]
+    etas_s = [progress.eta_s for progress in active if progress.eta_s is not None]
     if not active:
         paused = sum(view.progress.state == RunState.PAUSED for view in snapshot.runs)
         note = f"{paused:,} paused" if paused else "no run is at work"
         return Figure(label="Ends", value="–", note=note)
-    if not known:
+    if not etas_s:
         stopped = all(view.state == "stopped" for view in snapshot.runs if view.active)
         return Figure(label="Ends", value="–" if stopped else "estimating", note="no worker" if stopped else "")
-    left = max(known)
-    more = len(active) - len(known)
-    note = f"in {duration(left)}" + (f"; {more:,} more without an estimate" if more else "")
-    return Figure(label="Ends", value=moment(snapshot.at_s + left), note=note)
+    longest_s = max(etas_s)
+    without_eta = len(active) - len(etas_s)
+    note = f"in {duration(longest_s)}" + (f"; {without_eta:,} more without an estimate" if without_eta else "")
+    return Figure(label="Ends", value=moment(snapshot.at_s + longest_s), note=note)
 
 
 def _rate_figure(snapshot: FleetSnapshot) -> Figure:
     # Runs that ended a moment ago are part of the ten minutes.
     recent = [view.recent for view in snapshot.runs if view.recent is not None]
     seconds = max((seconds for _, seconds in recent), default=0.0)
-    workers = {str(one.get("name")): one for one in _workers(snapshot) if one.get("silent_s", 0.0) <= SILENT_S}
-    now = sum(float(one.get("rows_per_s") or 0.0) for one in workers.values())
+    workers = {str(beat.get("name")): beat for beat in _workers(snapshot) if beat.get("silent_s", 0.0) <= SILENT_S}
+    now = sum(float(beat.get("rows_per_s") or 0.0) for beat in workers.values())
     note = f"{_per_s(now)} embedded now" if workers else ""
     rate = _per_s(sum(rows for rows, _ in recent) / seconds) if recent else "–"
     return Figure(label=f"Rows/s over {duration(seconds or WINDOW_S)}", value=rate, note=note)
@@ -211,7 +211,7 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
         if not snapshot.runs:
             return "There is no run."
         states = Counter(view.state for view in snapshot.runs)
-        return f"Nothing is at work: {', '.join(f'{states[one]:,} {one}' for one in sorted(states))}."
+        return f"Nothing is at work: {', '.join(f'{states[state]:,} {state}' for state in sorted(states))}."
     if snapshot.limit.name == "work":
         queued = sum(progress.queued for progress in active)
         if queued:
@@ -234,8 +234,8 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
 def _sentence(text: str, limit: Bottleneck) -> str:
     busy = limit.stages.get("embed", {}).get("busy", 0.0)
     parts = [text, f"busy {busy:.0%} of the time" if limit.name == "device" and busy else "", limit.remedy()]
-    whole = "; ".join(part for part in parts if part)
-    return f"{whole[:1].upper()}{whole[1:]}."
+    sentence = "; ".join(part for part in parts if part)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
 def _stages(limit: Bottleneck) -> list[dict[str, Any]]:
@@ -266,12 +266,12 @@ LIMITED = {
 
 def _runs(snapshot: FleetSnapshot, query: RunQuery, *, may_act: bool) -> str:
     titles = titles_of(snapshot.runs)
-    found = query.of_runs(snapshot.runs, titles)
-    shown = found[query.start : query.start + MOST_RUNS]
+    matching = query.of_runs(snapshot.runs, titles)
+    shown = matching[query.start : query.start + MOST_RUNS]
     values = {
         "runs": [_shown(view, snapshot, titles) | {"verbs": _verbs(view, may_act)} for view in shown],
         "all": len(snapshot.runs),
-        "found": len(found),
+        "found": len(matching),
         "most": MOST_RUNS,
         "query": query,
         "may_act": may_act,
@@ -290,7 +290,7 @@ def _shown(view: RunView, snapshot: FleetSnapshot, titles: Mapping[str, str] | N
         "state": state_text(progress) if view.state == progress.state else view.state,
         "age": "" if progress.created_s is None else _age(snapshot.at_s - progress.created_s),
         "rate": _rate(view),
-        "left": _left(progress),
+        "left": _time_left(progress),
     }
 
 
@@ -312,7 +312,7 @@ def _age(seconds: float) -> str:
     return f"{' '.join(duration(max(0.0, seconds)).split()[:2])} ago"
 
 
-def _left(progress: RunProgress) -> str:
+def _time_left(progress: RunProgress) -> str:
     if progress.state.ended or progress.eta_s is None:
         return "estimating" if progress.state == RunState.RUNNING and progress.eta_basis else "–"
     return duration(progress.eta_s)
@@ -341,11 +341,11 @@ def _cell(device: DeviceView) -> Mapping[str, str]:
 
 def _spark(device: DeviceView) -> str:
     """Points of a line, 1 wide per value and `SPARK_HEIGHT` high; "" where there are less than two."""
-    known = [(at, rate) for at, rate in enumerate(device.rates) if rate is not None]
-    top = max((rate for _, rate in known), default=0.0)
-    if len(known) < 2 or not top:
+    points = [(at, rate) for at, rate in enumerate(device.rates) if rate is not None]
+    top = max((rate for _, rate in points), default=0.0)
+    if len(points) < 2 or not top:
         return ""
-    return " ".join(f"{at},{SPARK_HEIGHT * (1 - rate / top):.1f}" for at, rate in known)
+    return " ".join(f"{at},{SPARK_HEIGHT * (1 - rate / top):.1f}" for at, rate in points)
 
 
 def rows_of(progress: RunProgress) -> str:

@@ -166,7 +166,7 @@ def cells_of(view: RunView, histories: Histories) -> Cells:
         history = histories.of(progress.run, view.root)
         history.advance()
         return history.cells(received, in_flight)
-    found = UnitMap(progress.units_total)
-    if ledger is not None and found.units <= MOST_BITS:
-        found.done_bits(ledger.done_bits())
-    return Cells(states=found.cells(received, in_flight), bin=found.bin, units=found.units)
+    unit_map = UnitMap(progress.units_total)
+    if ledger is not None and unit_map.units <= MOST_BITS:
+        unit_map.done_bits(ledger.done_bits())
+    return Cells(states=unit_map.cells(received, in_flight), bin=unit_map.bin, units=unit_map.units)

@@ -54,13 +54,13 @@ class Live:
         self._views: dict[_Page, _View] = {}
         self._news: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._left = False
+        self._closed = False
         sampler.listen(self._sampled)
 
     def leave(self) -> None:
         """End all streams, and open no more."""
-        self._left = True
-        self._tell()
+        self._closed = True
+        self._wake()
 
     async def stream(self, run: str, query: RunQuery = ALL_RUNS, *, may_act: bool) -> AsyncIterator[bytes]:
         """The events of a page: `/fleet` with the runs that a query names, or that of a run."""
@@ -70,9 +70,9 @@ class Live:
             yield b"retry: %d\n\n" % RETRY_MS
             sent: dict[str, bytes] = {}
             end = loop.time() + STREAM_S
-            while not self._left and loop.time() < end:
+            while not self._closed and loop.time() < end:
                 news = self._news = self._news or asyncio.Event()
-                snapshot = self._sampler.look()
+                snapshot = self._sampler.latest()
                 if snapshot is not None:
                     frames = await self._frames(snapshot, (run, query, may_act))
                     if frames is None:
@@ -97,20 +97,20 @@ class Live:
             view = self._views[page] = _View()
         async with view.lock:
             if view.number < snapshot.number:
-                view.frames = await anyio.to_thread.run_sync(self._made, snapshot, page)
+                view.frames = await anyio.to_thread.run_sync(self._rendered, snapshot, page)
                 view.number = snapshot.number
             return view.frames
 
-    def _made(self, snapshot: FleetSnapshot, page: _Page) -> dict[str, bytes] | None:
+    def _rendered(self, snapshot: FleetSnapshot, page: _Page) -> dict[str, bytes] | None:
         parts = parts_of(self._fragments, snapshot, *page)
         return None if parts is None else {name: frame(name, html) for name, html in parts.items()}
 
     def _sampled(self) -> None:
         """Wake the streams; called by the sampler's thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._wake)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._news is not None:
             self._news.set()
             self._news = None

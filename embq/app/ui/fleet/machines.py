@@ -127,10 +127,10 @@ class MachineMemory:
     """Makes views of machines, and remembers devices that are gone."""
 
     def __init__(self) -> None:
-        self._seen: dict[DeviceKey, tuple[DeviceView, float]] = {}
+        self._last_seen: dict[DeviceKey, tuple[DeviceView, float]] = {}
         self._sparks: dict[DeviceKey, _Spark] = {}
 
-    def look(self, fleets: Iterable[FleetStatus], now_s: float) -> tuple[MachineView, ...]:
+    def update(self, fleets: Iterable[FleetStatus], now_s: float) -> tuple[MachineView, ...]:
         """The machines now, by name.
 
         Args:
@@ -140,21 +140,21 @@ class MachineMemory:
         services: dict[str, list[tuple[Service, float]]] = {}
         devices: dict[DeviceKey, DeviceView] = {}
         for fleet in fleets:
-            for heard in _without_predecessors(fleet.heard):
-                services.setdefault(heard.service.host, []).append((heard.service, heard.silent_s))
-                for device in heard.service.devices:
-                    view = _device(fleet, heard, device, devices, now_s)
+            for report in _without_predecessors(fleet.reports):
+                services.setdefault(report.service.host, []).append((report.service, report.silent_s))
+                for device in report.service.devices:
+                    view = _device(fleet, report, device, devices, now_s)
                     devices[view.key] = view
         self._rate(devices, now_s)
-        self._seen |= {key: (view, now_s - view.seen_s) for key, view in devices.items()}
-        gone = [self._gone(*self._seen[key]) for key in self._seen.keys() - devices.keys()]
-        gone = [one for one in gone if now_s - one.seen_s < KEPT_S[one.state]]
-        gone = sorted(gone, key=lambda one: -one.seen_s)[:MOST_KEPT]
-        known = devices.keys() | {one.key for one in gone}
-        self._seen = {key: value for key, value in self._seen.items() if key in known}
+        self._last_seen |= {key: (view, now_s - view.seen_s) for key, view in devices.items()}
+        departed = [self._departed(*self._last_seen[key]) for key in self._last_seen.keys() - devices.keys()]
+        departed = [former for former in departed if now_s - former.seen_s < KEPT_S[former.state]]
+        departed = sorted(departed, key=lambda former: -former.seen_s)[:MOST_KEPT]
+        remembered = devices.keys() | {former.key for former in departed}
+        self._last_seen = {key: value for key, value in self._last_seen.items() if key in remembered}
         self._sparks = {key: spark for key, spark in self._sparks.items() if key in devices}
         by_host: dict[str, list[DeviceView]] = {host: [] for host in services}
-        for view in [*devices.values(), *gone]:
+        for view in [*devices.values(), *departed]:
             by_host.setdefault(view.host, []).append(view)
         return tuple(_machine(host, services.get(host, ()), by_host[host]) for host in sorted(by_host))
 
@@ -168,7 +168,7 @@ class MachineMemory:
                 devices[key] = replace(device, rates=spark.values(now_s))
 
     @staticmethod
-    def _gone(device: DeviceView, silent_s: float) -> DeviceView:
+    def _departed(device: DeviceView, silent_s: float) -> DeviceView:
         """A device whose service is gone: one that ends in order signs off at once, one that is killed falls silent."""
         if device.state in ("lost", "ended"):
             return device
@@ -176,29 +176,29 @@ class MachineMemory:
         return replace(device, state=state, rows_per_s=None, busy=None, unit="", stage="", rates=())
 
 
-def _without_predecessors(heard: Sequence[Heard]) -> list[Heard]:
+def _without_predecessors(reports: Sequence[Heard]) -> list[Heard]:
     """The services without supervisors that were killed and have a successor on their machine."""
     of_host: dict[str, list[Heard]] = {}
-    for one in heard:
-        if one.service.role == "worker":
-            of_host.setdefault(one.service.host, []).append(one)
+    for report in reports:
+        if report.service.role == "worker":
+            of_host.setdefault(report.service.host, []).append(report)
     return [
-        one
-        for one in heard
+        candidate
+        for candidate in reports
         if not any(
-            other.service.began_ms > one.last_ms
-            for other in (of_host[one.service.host] if one.service.role == "worker" else ())
+            other.service.began_ms > candidate.last_ms
+            for other in (of_host[candidate.service.host] if candidate.service.role == "worker" else ())
         )
     ]
 
 
-def _device(fleet: FleetStatus, heard: Heard, device: Device, known: Container[DeviceKey], now_s: float) -> DeviceView:
-    service, silent = heard.service, heard.silent_s > SILENT_S
+def _device(fleet: FleetStatus, status: Heard, device: Device, taken: Container[DeviceKey], now_s: float) -> DeviceView:
+    service, silent = status.service, status.silent_s > SILENT_S
     report = fleet.workers.get(device.worker, {})
     if silent or float(report.get("silent_s", 0.0)) > SILENT_S:
         report = {}
     number = 0
-    while (service.host, device.device, number) in known:
+    while (service.host, device.device, number) in taken:
         number += 1
     return DeviceView(
         host=service.host,
@@ -215,7 +215,7 @@ def _device(fleet: FleetStatus, heard: Heard, device: Device, known: Container[D
         stage=str(report.get("stage") or ""),
         age_s=float(report.get("age_s") or 0.0),
         why=device.why,
-        seen_s=now_s - heard.silent_s,
+        seen_s=now_s - status.silent_s,
     )
 
 
@@ -236,7 +236,7 @@ def _machine(host: str, services: Sequence[tuple[Service, float]], devices: Sequ
     return MachineView(
         host=host,
         services=tuple(ServiceView(role=service.role, silent_s=silent_s) for service, silent_s in services),
-        devices=tuple(sorted(devices, key=lambda one: (len(one.device), one.device, one.number))),
+        devices=tuple(sorted(devices, key=lambda view: (len(view.device), view.device, view.number))),
         cores=max((service.cores for service in workers), default=0),
         memory_bytes=max((service.memory_bytes for service in workers), default=0),
     )

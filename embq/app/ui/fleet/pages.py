@@ -70,7 +70,7 @@ class Groups:
 class FailuresView:
     """What the template of the failures of a run shows."""
 
-    found: Groups
+    failures: Groups
     run: str
     may_act: bool
 
@@ -147,7 +147,7 @@ class FleetPages:
         run, query = request.path_params.get("run", ""), RunQuery.of(request.query_params)
         snapshot = await self._first()
         may_act = self.permission.holds(request)
-        title = titles_of(snapshot.runs)[_known(snapshot, run).progress.output] if run else ""
+        title = titles_of(snapshot.runs)[_run_view(snapshot, run).progress.output] if run else ""
         parts = await anyio.to_thread.run_sync(parts_of, self._fragments, snapshot, run, query, may_act)
         view = FleetView(parts or {}, run, title, query)
         return page(request, "fleet/run.html" if run else "fleet/page.html", view)
@@ -171,47 +171,47 @@ class FleetPages:
         """GET /ui/fleet/history/{run}: columns for charts, see `embq.app.ui.fleet.history.charts`."""
         view = await self._view(request.path_params["run"])
         rates = self._sampler.rates(view.progress.run)
-        found = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
-        return JSONResponse(found, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
+        columns = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
+        return JSONResponse(columns, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 
     async def failures(self, request: Request) -> Response:
         """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
         may_act = self.permission.holds(request)
         try:
             view = await self._view(request.path_params["run"])
-            found = await anyio.to_thread.run_sync(self._groups.of, view)
+            groups = await anyio.to_thread.run_sync(self._groups.of, view)
         except EmbqError as error:
-            found = Groups(why=error.message)
-        return page(request, "fleet/failures.html", FailuresView(found, request.path_params["run"], may_act))
+            groups = Groups(why=error.message)
+        return page(request, "fleet/failures.html", FailuresView(groups, request.path_params["run"], may_act))
 
     async def logs(self, request: Request) -> Response:
         """GET /ui/fleet/logs/{run}: the last lines of each service of an `embq run`, as HTML."""
         try:
             view = await self._view(request.path_params["run"])
-            found = await anyio.to_thread.run_sync(_logs, view)
+            logs = await anyio.to_thread.run_sync(_logs, view)
         except EmbqError as error:
-            found = LogsView(why=f"{error.message}; {error.next_step}")
+            logs = LogsView(why=f"{error.message}; {error.next_step}")
         except OSError as error:
-            found = LogsView(why=f"The logs cannot be read: {error.strerror}")
-        return page(request, "fleet/logs.html", found)
+            logs = LogsView(why=f"The logs cannot be read: {error.strerror}")
+        return page(request, "fleet/logs.html", logs)
 
     async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
         """A sample that a failure group of a run shows. Raises HttpError where none does."""
         view = await self._view(run)
-        found = await anyio.to_thread.run_sync(self._groups.of, view)
-        for group in found.groups:
+        groups = await anyio.to_thread.run_sync(self._groups.of, view)
+        for group in groups.groups:
             for example in group["examples"][:1]:
                 if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
                     return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
         raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
 
     async def _first(self) -> FleetSnapshot:
-        snapshot = self._sampler.look() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
-        asked = "; ".join(source.name for source in self._sampler.sources)
-        return snapshot or FleetSnapshot(number=0, at_s=0.0, troubles=(f"waiting for {asked}",))
+        snapshot = self._sampler.latest() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
+        names = "; ".join(source.name for source in self._sampler.sources)
+        return snapshot or FleetSnapshot(number=0, at_s=0.0, troubles=(f"waiting for {names}",))
 
     async def _view(self, run: str) -> RunView:
-        return _known(await self._first(), run)
+        return _run_view(await self._first(), run)
 
     def _granted(self, request: Request, token: str) -> Response:
         """The same page without the token in its address, which would stay in the history of the browser."""
@@ -226,7 +226,7 @@ class FleetPages:
         return response
 
 
-def _known(snapshot: FleetSnapshot, run: str) -> RunView:
+def _run_view(snapshot: FleetSnapshot, run: str) -> RunView:
     if (view := snapshot.run(run)) is None:
         why = f"there is no run {run[:100]!r} here"
         if snapshot.troubles:

@@ -62,8 +62,8 @@ class RunQuery:
             "state": lambda view: self.STATES.index(view.state),
             "age": lambda _: 0,
         }.get(self.sort, lambda view: not view.active)
-        found = [view for view in runs if self._names(view)]
-        return sorted(found, key=lambda view: (first(view), -(view.progress.created_s or 0.0)))
+        matching = [view for view in runs if self._names(view)]
+        return sorted(matching, key=lambda view: (first(view), -(view.progress.created_s or 0.0)))
 
     def _names(self, view: RunView) -> bool:
         progress = view.progress
@@ -77,11 +77,11 @@ ALL_RUNS = RunQuery()
 def titles_of(runs: Iterable[RunView]) -> dict[str, str]:
     """Output of each run -> the shortest ending of its path that no other output of theirs has."""
     parts = {view.progress.output: masked(view.progress.output).rstrip("/").split("/") for view in runs}
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     length = 0
-    while left := parts.keys() - found.keys():
+    while unresolved := parts.keys() - titles.keys():
         length += 1
-        ends = {output: "/".join(parts[output][-length:]) for output in left}
+        ends = {output: "/".join(parts[output][-length:]) for output in unresolved}
         times = Counter(ends.values())
-        found |= {one: end for one, end in ends.items() if times[end] == 1 or length >= len(parts[one])}
-    return found
+        titles |= {output: end for output, end in ends.items() if times[end] == 1 or length >= len(parts[output])}
+    return titles

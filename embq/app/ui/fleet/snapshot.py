@@ -49,7 +49,7 @@ class Source(Protocol):
     name: str
     local: bool
 
-    def look(self) -> Seen:
+    def poll(self) -> Seen:
         """What it shows now. Raises redis.exceptions.RedisError or EmbqError where it does not answer."""
         ...
 
@@ -137,14 +137,14 @@ class FleetSnapshot:
 
     def run(self, run: str) -> RunView | None:
         """A run by its id."""
-        return next((one for one in self.runs if one.progress.run == run), None)
+        return next((view for view in self.runs if view.progress.run == run), None)
 
 
 @dataclass(slots=True)
 class _Last:
     """What a source showed last, and since when it does not answer."""
 
-    seen: Seen = field(default_factory=Seen)
+    state: Seen = field(default_factory=Seen)
     trouble: str = ""
     since_s: float = 0.0
 
@@ -173,7 +173,7 @@ class Sampler:
         """Call `listener` after each sample, in the thread of the sampler."""
         self._listeners.append(listener)
 
-    def look(self) -> FleetSnapshot | None:
+    def latest(self) -> FleetSnapshot | None:
         """The last sample; None before the first. Samples follow each second as long as somebody looks."""
         rested = time.monotonic() - self._looked_at > LOOKED_S
         self._looked_at = time.monotonic()
@@ -187,8 +187,8 @@ class Sampler:
         return self._snapshot
 
     def first(self, timeout_s: float) -> FleetSnapshot | None:
-        """`look`, waiting for the first sample; None where there is none in time."""
-        self.look()
+        """`latest`, waiting for the first sample; None where there is none in time."""
+        self.latest()
         with self._news:
             self._news.wait_for(lambda: self._snapshot is not None or self._stopped.is_set(), timeout_s)
         return self._snapshot
@@ -199,7 +199,7 @@ class Sampler:
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
         """The record of a run, and the broker where it is at work; None where no source knows it."""
-        return next((found for source in self.sources if (found := source.registered(run)) is not None), None)
+        return next((entry for source in self.sources if (entry := source.registered(run)) is not None), None)
 
     def stop(self) -> None:
         """End the thread, and close the sources."""
@@ -228,9 +228,9 @@ class Sampler:
             snapshot = self._sampled()
         except Exception:  # noqa: BLE001 - the boundary of the thread
             _log.bug("bug", route="fleet")
-            before = self._snapshot or FleetSnapshot(number=0, at_s=self._clock())
+            previous = self._snapshot or FleetSnapshot(number=0, at_s=self._clock())
             trouble = "embq has a bug; its log holds the details"
-            snapshot = replace(before, number=before.number + 1, troubles=(trouble,))
+            snapshot = replace(previous, number=previous.number + 1, troubles=(trouble,))
         with self._news:
             self._snapshot = snapshot
             self._news.notify_all()
@@ -241,38 +241,38 @@ class Sampler:
     def _sampled(self) -> FleetSnapshot:
         now_s = self._clock()
         for source, last in zip(self.sources, self._last, strict=True):
-            self._ask(source, last, now_s)
+            self._poll(source, last, now_s)
         runs: dict[str, RunView] = {}
         for source, last in zip(self.sources, self._last, strict=True):
-            for one in last.seen.runs:
-                runs.setdefault(one.progress.run, _run(one, now_s, local=source.local))
+            for seen_run in last.state.runs:
+                runs.setdefault(seen_run.progress.run, _run(seen_run, now_s, local=source.local))
         views = tuple(runs.values())
         self._keep_rates(views, now_s)
-        before = self._snapshot
-        answering = [fleet for last in self._last if not last.trouble for fleet in last.seen.fleets]
+        previous = self._snapshot
+        answering = [fleet for last in self._last if not last.trouble for fleet in last.state.fleets]
         silent = any(last.trouble for last in self._last)
-        workers = [one for fleet in answering for one in fleet.workers.values() if one["silent_s"] <= SILENT_S]
+        workers = [worker for fleet in answering for worker in fleet.workers.values() if worker["silent_s"] <= SILENT_S]
         return FleetSnapshot(
-            number=1 if before is None else before.number + 1,
+            number=1 if previous is None else previous.number + 1,
             at_s=now_s,
             runs=views,
-            uploads=tuple(upload for last in self._last for upload in last.seen.uploads),
-            builds=tuple({one.index: one for last in self._last[::-1] for one in last.seen.builds}.values()),
+            uploads=tuple(upload for last in self._last for upload in last.state.uploads),
+            builds=tuple({build.index: build for last in self._last[::-1] for build in last.state.builds}.values()),
             # Nobody knows whether a device is gone while its broker is.
-            machines=before.machines if silent and before is not None else self._memory.look(answering, now_s),
+            machines=previous.machines if silent and previous is not None else self._memory.update(answering, now_s),
             disks=_disks(views),
             limit=bottleneck_now(workers),
             warnings=tuple(dict.fromkeys(line for fleet in answering for line in fleet.warnings())),
             troubles=tuple(last.trouble for last in self._last if last.trouble),
         )
 
-    def _ask(self, source: Source, last: _Last, now_s: float) -> None:
+    def _poll(self, source: Source, last: _Last, now_s: float) -> None:
         try:
-            last.seen, last.trouble, last.since_s = source.look(), "", now_s
+            last.state, last.trouble, last.since_s = source.poll(), "", now_s
         except (RedisError, EmbqError) as error:
             why = f": {error.message}" if isinstance(error, EmbqError) else ""
-            asked = f"since {moment(last.since_s)}" if last.since_s else "yet"
-            last.trouble = f"{source.name} does not answer {asked}{why}; it is asked again"
+            how_long = f"since {moment(last.since_s)}" if last.since_s else "yet"
+            last.trouble = f"{source.name} does not answer {how_long}{why}; it is asked again"
 
     def _keep_rates(self, views: Sequence[RunView], now_s: float) -> None:
         for view in views:
@@ -281,43 +281,43 @@ class Sampler:
                 points.append((now_s, view.progress.embedding_per_s))
                 while points[0][0] < now_s - RATE_S:
                     points.popleft()
-        known = {view.progress.run for view in views}
-        self._rates = {run: points for run, points in self._rates.items() if run in known}
+        current = {view.progress.run for view in views}
+        self._rates = {run: points for run, points in self._rates.items() if run in current}
 
 
-def _run(one: SeenRun, now_s: float, *, local: bool) -> RunView:
-    progress, per_row = one.progress, one.pace.bytes_per_row
-    left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
+def _run(seen_run: SeenRun, now_s: float, *, local: bool) -> RunView:
+    progress, per_row = seen_run.progress, seen_run.pace.bytes_per_row
+    rows_left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
     if progress.state.ended:
-        left = 0
+        rows_left = 0
     return RunView(
         progress=progress,
-        recent=one.pace.recent(now_s),
-        root=one.root,
-        client=one.client,
-        needs_bytes=None if left is None or per_row is None else left * per_row,
+        recent=seen_run.pace.recent(now_s),
+        root=seen_run.root,
+        client=seen_run.client,
+        needs_bytes=None if rows_left is None or per_row is None else rows_left * per_row,
         local=local,
     )
 
 
 def _disks(views: Sequence[RunView]) -> tuple[DiskView, ...]:
     """The disks below the folders of runs that are not over, that with least room behind its need first."""
-    found: dict[int, tuple[int, list[float | None]]] = {}
+    by_device: dict[int, tuple[int, list[float | None]]] = {}
     for view in views:
         if view.progress.state.ended or not isinstance(view.root, Path):
             continue
         try:
             device = os.stat(view.root).st_dev
-            if device not in found:
-                found[device] = (shutil.disk_usage(view.root).free, [])
+            if device not in by_device:
+                by_device[device] = (shutil.disk_usage(view.root).free, [])
         except OSError:
             continue
-        found[device][1].append(view.needs_bytes)
+        by_device[device][1].append(view.needs_bytes)
     disks = [
         DiskView(
             free_bytes=free,
-            needed_bytes=None if all(one is None for one in needs) else sum(one or 0.0 for one in needs),
+            needed_bytes=None if all(need is None for need in needs) else sum(need or 0.0 for need in needs),
         )
-        for free, needs in found.values()
+        for free, needs in by_device.values()
     ]
     return tuple(sorted(disks, key=lambda disk: disk.free_bytes - (disk.needed_bytes or 0.0)))

@@ -94,19 +94,19 @@ class BrokerSource:
         self._monitor = OverviewMonitor(self._client, opens_over=True)
         self._indexes: list[str] = []
 
-    def look(self) -> Seen:
+    def poll(self) -> Seen:
         """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
-        overview = self._monitor.look()
-        runs = [_seen(self._monitor.monitors[one.run], one, self._client) for one in overview.runs]
+        overview = self._monitor.poll()
+        runs = [_seen_run(self._monitor.monitors[progress.run], progress, self._client) for progress in overview.runs]
         return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet], builds=self._builds())
 
     def _builds(self) -> list[SeenBuild]:
         """The builds on workers, and those that were and whose folder is on this machine."""
-        found = {stage.build.index: stage for stage in announced(self._client)}
-        known = dict.fromkeys((*self._indexes, *found))
-        builds = {index: build for index in known if (build := build_at(Path(index))) is not None}
-        self._indexes = [index for index in known if index in builds or index in found]
-        for index, stage in found.items():
+        stages = {stage.build.index: stage for stage in announced(self._client)}
+        indexes = dict.fromkeys((*self._indexes, *stages))
+        builds = {index: build for index in indexes if (build := build_at(Path(index))) is not None}
+        self._indexes = [index for index in indexes if index in builds or index in stages]
+        for index, stage in stages.items():
             ledger = Ledger(self._client, stage.run, scripts={})
             meta = ledger.meta()
             far = Attempt(stages={stage.stage: (int(meta.get("done", 0)), int(meta.get("total", 0)))})
@@ -145,22 +145,22 @@ class FolderSource:
         self._indexes: list[Path] = []
         self._search_at = 0.0
 
-    def look(self) -> Seen:
+    def poll(self) -> Seen:
         """The runs now; one whose folder cannot be read is left out until the next search."""
         if time.monotonic() >= self._search_at:
             began = time.monotonic()
-            found = dict(runs_and_indexes(self._folder))
-            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root, is_run in found.items() if is_run}
-            self._indexes = [index for index, is_run in found.items() if not is_run]
+            listed = dict(runs_and_indexes(self._folder))
+            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root, is_run in listed.items() if is_run}
+            self._indexes = [index for index, is_run in listed.items() if not is_run]
             self.unreadable.clear()
             took_s = time.monotonic() - began
             self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
         runs, fleets = [], []
-        for root, one in self._runs.items():
+        for root, item in self._runs.items():
             if root in self.unreadable:
                 continue
             try:
-                run, fleet = one.look()
+                run, fleet = item.poll()
             except EmbqError as error:  # no run of embq, or a damaged one: `embq status` says why
                 self.unreadable[root] = error.message
                 continue
@@ -171,15 +171,15 @@ class FolderSource:
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
         """See `BrokerSource.registered`; of a run that an `embq run` works on."""
-        for one in self._runs.values():
-            if one.client is not None and one.run == run and (record := registered(one.client).get(run)) is not None:
-                return record, one.client
+        for item in self._runs.values():
+            if item.client is not None and item.run == run and (record := registered(item.client).get(run)) is not None:
+                return record, item.client
         return None
 
     def close(self) -> None:
         """Close the connections."""
-        for one in self._runs.values():
-            one.leave()
+        for item in self._runs.values():
+            item.leave()
 
 
 class _FolderRun:
@@ -192,28 +192,28 @@ class _FolderRun:
         self._monitor: RunMonitor | None = None
         self._server_at = 0.0
 
-    def look(self) -> tuple[SeenRun, FleetStatus | None]:
+    def poll(self) -> tuple[SeenRun, FleetStatus | None]:
         if self.client is None and time.monotonic() >= self._server_at:
             self._server_at = time.monotonic() + SERVER_S
             if url := EmbeddedServer.find(Layout(self.root).broker):
                 self.client, self._monitor = connect(url), None
         try:
-            return self._look()
+            return self._poll()
         except RedisError:  # the `embq run` has ended
             self.leave()
-            return self._look()
+            return self._poll()
 
-    def _look(self) -> tuple[SeenRun, FleetStatus | None]:
+    def _poll(self) -> tuple[SeenRun, FleetStatus | None]:
         if self._monitor is None:
             self._monitor = RunMonitor(self.root, self.client)
             self.run = self._monitor.info.run
         ledger = self._monitor.ledger()
         if ledger is None or self.client is None:
-            return _seen(self._monitor, self._monitor.progress(BrokerSnapshot()), None), None
-        workers, heard = live_workers(self.client), services(self.client)
-        progress = self._monitor.progress(take_snapshots([ledger], Reports(workers), heard)[0])
-        fleet = fleet_of(self.client, registered(self.client), workers, heard)
-        return _seen(self._monitor, progress, self.client), fleet
+            return _seen_run(self._monitor, self._monitor.progress(BrokerSnapshot()), None), None
+        workers, reports = live_workers(self.client), services(self.client)
+        progress = self._monitor.progress(take_snapshots([ledger], Reports(workers), reports)[0])
+        fleet = fleet_of(self.client, registered(self.client), workers, reports)
+        return _seen_run(self._monitor, progress, self.client), fleet
 
     def leave(self) -> None:
         if self.client is not None:
@@ -221,30 +221,30 @@ class _FolderRun:
         self.client, self._monitor = None, None
 
 
-def _seen(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, client: redis.Redis | None) -> SeenRun:
+def _seen_run(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, client: redis.Redis | None) -> SeenRun:
     root = monitor.root if isinstance(monitor, RunMonitor) else None
     return SeenRun(progress=progress, pace=monitor.pace, root=root, client=client)
 
 
 def build_at(index: Path) -> SeenBuild | None:
     """The build in the folder of an index; None where there is none, or it succeeded."""
-    if (found := attempted(index)) is None:
+    if (last_attempt := attempted(index)) is None:
         return None
-    attempt, at_work = found
+    attempt, at_work = last_attempt
     return SeenBuild(str(index), "running" if at_work else "failed" if attempt.error else "interrupted", attempt)
 
 
 def runs_and_indexes(folder: Path) -> Iterator[tuple[Path, bool]]:
     """(folder, whether it is of a run) of each run and index in and below a folder, at most `MOST_RUNS`; of what is
     below a run, its indexes."""
-    found = 0
+    count = 0
     for looked, (path, names, files) in enumerate(os.walk(folder, followlinks=False), start=1):
         is_run = "run.json" in files
         if is_run or LOCK in files:
             names[:] = [name for name in names if is_run and name == "index"]
-            found += 1
+            count += 1
             yield Path(path), is_run
-        if found >= MOST_RUNS or looked >= MOST_FOLDERS:
+        if count >= MOST_RUNS or looked >= MOST_FOLDERS:
             return
         if len(Path(path).relative_to(folder).parts) >= DEPTH:
             names.clear()
@@ -260,7 +260,7 @@ def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[
 
     Raises ConfigError where the URL cannot be used.
     """
-    found: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
+    sources: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
     for given in folders:
         if "://" in given:
             continue
@@ -268,6 +268,6 @@ def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[
         if not folder.is_dir():  # an error of the server, which wants indexes there
             continue
         # An index lies in the folder of its run.
-        of_run = (one for one in (folder, *folder.parents[:3]) if (one / "run.json").is_file())
-        found.append(FolderSource(next(of_run, folder)))
-    return found
+        of_run = (candidate for candidate in (folder, *folder.parents[:3]) if (candidate / "run.json").is_file())
+        sources.append(FolderSource(next(of_run, folder)))
+    return sources

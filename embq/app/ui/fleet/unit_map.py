@@ -59,14 +59,14 @@ class UnitMap:
         while -(-self.units // self.bin) > MOST_CELLS:
             self.bin *= 2
             self._done, self._failed, self._quarantined = (
-                np.add.reduceat(one, np.arange(0, len(one), 2)) if len(one) else one
-                for one in (self._done, self._failed, self._quarantined)
+                np.add.reduceat(counts, np.arange(0, len(counts), 2)) if len(counts) else counts
+                for counts in (self._done, self._failed, self._quarantined)
             )
-        more = -(-self.units // self.bin) - len(self._done)
-        if more > 0:
+        added = -(-self.units // self.bin) - len(self._done)
+        if added > 0:
             self._done, self._failed, self._quarantined = (
-                np.concatenate([one, np.zeros(more, one.dtype)])
-                for one in (self._done, self._failed, self._quarantined)
+                np.concatenate([counts, np.zeros(added, counts.dtype)])
+                for counts in (self._done, self._failed, self._quarantined)
             )
 
     def commit(self, units: Sequence[CommittedUnit], failed: Callable[[int], int | None]) -> None:
@@ -79,15 +79,15 @@ class UnitMap:
             self._done[unit.u // self.bin] += 1
             if unit.failures:
                 self._set(unit.u, _Standing(unit.failures, bool(unit.quarantined)))
-            if unit.supersedes and (before := failed(unit.u)) is not None and before in self._standing:
-                there = self._standing[before]
-                left = there.failures - unit.supersedes
-                self._set(before, _Standing(left, there.quarantined and not unit.lifts))
+            if unit.supersedes and (failed_u := failed(unit.u)) is not None and failed_u in self._standing:
+                standing = self._standing[failed_u]
+                remaining = standing.failures - unit.supersedes
+                self._set(failed_u, _Standing(remaining, standing.quarantined and not unit.lifts))
 
     def _set(self, u: int, standing: _Standing) -> None:
-        cell, before = u // self.bin, self._standing.pop(u, None)
-        if before is not None:
-            (self._quarantined if before.quarantined else self._failed)[cell] -= 1
+        cell, previous = u // self.bin, self._standing.pop(u, None)
+        if previous is not None:
+            (self._quarantined if previous.quarantined else self._failed)[cell] -= 1
         if standing.failures > 0:
             self._standing[u] = standing
             (self._quarantined if standing.quarantined else self._failed)[cell] += 1
@@ -109,14 +109,14 @@ class UnitMap:
         if self.units % self.bin:
             sizes[-1] = self.units % self.bin
         share = self._done / np.maximum(sizes, 1)
-        found: np.ndarray = np.ceil(np.minimum(share, 0.999) * 3).astype(np.uint8)
-        found[self._done >= sizes] = DONE
+        states: np.ndarray = np.ceil(np.minimum(share, 0.999) * 3).astype(np.uint8)
+        states[self._done >= sizes] = DONE
         for units, state in ((received, RECEIVED), (in_flight, FLIGHT)):
             at = np.fromiter((u // self.bin for u in units if 0 <= u < self.units), np.int64)
-            found[at] = state
-        found[self._failed > 0] = FAILURES
-        found[self._quarantined > 0] = QUARANTINED
-        return found
+            states[at] = state
+        states[self._failed > 0] = FAILURES
+        states[self._quarantined > 0] = QUARANTINED
+        return states
 
 
 def paths(cells: np.ndarray, columns: int, *, apart: bool) -> dict[str, str]:
@@ -126,12 +126,12 @@ def paths(cells: np.ndarray, columns: int, *, apart: bool) -> dict[str, str]:
         columns: cells of a line.
         apart: whether each cell is drawn alone; else neighbours of one state in a line are one rectangle.
     """
-    found: dict[str, list[str]] = {}
+    segments: dict[str, list[str]] = {}
     for line, begin in enumerate(range(0, len(cells), columns)):
         states = cells[begin : begin + columns]
         borders = np.arange(1, len(states)) if apart else np.flatnonzero(np.diff(states)) + 1
         for at, end in zip([0, *borders.tolist()], [*borders.tolist(), len(states)], strict=True):
             if states[at] != QUEUED:
                 width = end - at - (0.12 if apart else 0)
-                found.setdefault(STATES[states[at]], []).append(f"M{at} {line}h{width:g}v.88h-{width:g}z")
-    return {state: "".join(parts) for state, parts in found.items()}
+                segments.setdefault(STATES[states[at]], []).append(f"M{at} {line}h{width:g}v.88h-{width:g}z")
+    return {state: "".join(parts) for state, parts in segments.items()}

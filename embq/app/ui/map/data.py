@@ -97,7 +97,7 @@ class LoadedMap:
         """
         at = self._at[self._shown]
         arrays = [self._ids[self._shown].astype("<f8"), at[:, 0].astype("<f4"), at[:, 1].astype("<f4")]
-        labels = [[one.x, one.y, one.label] for one in self.info.clusters if one.label]
+        labels = [[cluster.x, cluster.y, cluster.label] for cluster in self.info.clusters if cluster.label]
         return _frame({"points": len(self._shown), "labels": labels}, arrays)
 
     def colours(self, column: str) -> bytes:
@@ -105,9 +105,9 @@ class LoadedMap:
 
         Raises InputError `no_column` for one that gives no colours.
         """
-        found = self._colours_by(column)
-        entries = [{"name": name, "rows": rows} for name, rows in found.entries]
-        return _frame({"kind": found.kind, "entries": entries}, [found.codes[self._shown]])
+        colours = self._colours_by(column)
+        entries = [{"name": name, "rows": rows} for name, rows in colours.entries]
+        return _frame({"kind": colours.kind, "entries": entries}, [colours.codes[self._shown]])
 
     def select(self, shape: Shape) -> bytes:
         """Ids of the rows in a shape, of all rows of the map: one per line, ascending."""
@@ -127,16 +127,16 @@ class LoadedMap:
         with self._lock:
             if column not in self._colours:
                 values = read_columns(self.path, [column])[column]
-                made = self._of_clusters(values) if column == "cluster" else _colours(values)
-                self._colours[column] = made
+                colours = self._of_clusters(values) if column == "cluster" else _colours(values)
+                self._colours[column] = colours
                 while len(self._colours) > MOST_HELD:
                     self._colours.popitem(last=False)
             self._colours.move_to_end(column)
             return self._colours[column]
 
     def _of_clusters(self, values: pa.ChunkedArray) -> Colours:
-        names = [one.label or f"cluster {number}" for number, one in enumerate(self.info.clusters)]
-        entries = [(name, one.rows) for name, one in zip(names, self.info.clusters, strict=True)]
+        names = [cluster.label or f"cluster {number}" for number, cluster in enumerate(self.info.clusters)]
+        entries = [(name, cluster.rows) for name, cluster in zip(names, self.info.clusters, strict=True)]
         return Colours(kind="category", entries=entries, codes=values.to_numpy().astype(np.uint8))
 
 
@@ -171,9 +171,9 @@ def inside(at: np.ndarray, polygon: np.ndarray) -> np.ndarray:
         at: (n, 2).
         polygon: (corners, 2); fewer than three hold nothing.
     """
-    found = np.zeros(len(at), bool)
+    mask = np.zeros(len(at), bool)
     if len(polygon) < 3:
-        return found
+        return mask
     near = np.flatnonzero(((at >= polygon.min(axis=0)) & (at <= polygon.max(axis=0))).all(axis=1))
     x, y = at[near, 0].astype(np.float64), at[near, 1].astype(np.float64)
     odd = np.zeros(len(near), bool)
@@ -181,8 +181,8 @@ def inside(at: np.ndarray, polygon: np.ndarray) -> np.ndarray:
         if y1 != y2:
             crosses = (y1 > y) != (y2 > y)
             odd ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
-    found[near] = odd
-    return found
+    mask[near] = odd
+    return mask
 
 
 def _columns_of_metadata(path: Path) -> list[str]:
@@ -196,23 +196,23 @@ def _colours(values: pa.ChunkedArray) -> Colours:
     if (pa.types.is_floating(type_) or pa.types.is_integer(type_)) and pc.count_distinct(values).as_py() > FEW:
         return _ranges(values)
     counted = pc.value_counts(values.drop_null()).to_pylist()
-    ranked = sorted(counted, key=lambda one: (-one["counts"], str(one["values"])))
-    kept = ranked[: MOST_ENTRIES - 1] if len(ranked) > MOST_ENTRIES else ranked
-    others = len(values) - values.null_count - sum(one["counts"] for one in kept)
-    entries = [(str(one["values"])[:MOST_NAME], int(one["counts"])) for one in kept]
-    places = pc.index_in(values, pa.array([one["values"] for one in kept], type_))
-    codes = pc.fill_null(places, len(kept)).to_numpy().astype(np.uint8)
+    ranked = sorted(counted, key=lambda entry: (-entry["counts"], str(entry["values"])))
+    shown = ranked[: MOST_ENTRIES - 1] if len(ranked) > MOST_ENTRIES else ranked
+    other_rows = len(values) - values.null_count - sum(entry["counts"] for entry in shown)
+    entries = [(str(entry["values"])[:MOST_NAME], int(entry["counts"])) for entry in shown]
+    places = pc.index_in(values, pa.array([entry["values"] for entry in shown], type_))
+    codes = pc.fill_null(places, len(shown)).to_numpy().astype(np.uint8)
     codes[values.is_null().to_numpy()] = NONE
-    return Colours(kind="category", entries=[*entries, *([("other", others)] if others else [])], codes=codes)
+    return Colours(kind="category", entries=[*entries, *([("other", other_rows)] if other_rows else [])], codes=codes)
 
 
 def _ranges(values: pa.ChunkedArray) -> Colours:
     numbers = values.cast(pa.float64()).to_numpy()  # NaN for null
-    known = ~np.isnan(numbers)
-    edges = np.unique(np.quantile(numbers[known], np.linspace(0.0, 1.0, BINS + 1)))
+    is_number = ~np.isnan(numbers)
+    edges = np.unique(np.quantile(numbers[is_number], np.linspace(0.0, 1.0, BINS + 1)))
     codes = np.full(len(numbers), NONE, np.uint8)
-    codes[known] = np.searchsorted(edges[1:-1], numbers[known], side="right")
-    counts = np.bincount(codes[known], minlength=len(edges) - 1)
+    codes[is_number] = np.searchsorted(edges[1:-1], numbers[is_number], side="right")
+    counts = np.bincount(codes[is_number], minlength=len(edges) - 1)
     names = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges)]
     return Colours(
         kind="number", entries=[(name, int(rows)) for name, rows in zip(names, counts, strict=True)], codes=codes

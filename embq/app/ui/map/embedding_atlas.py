@@ -75,17 +75,17 @@ def atlas_routes(folder: Path, map_of: Callable[[str], LoadedMap]) -> list[BaseR
         map_of: the map of an index by NAME:MODALITY; raises EmbqError where there is none.
     """
 
-    async def found(request: Request) -> LoadedMap:
+    async def requested_map(request: Request) -> LoadedMap:
         name = index_name(request.path_params["token"])
         if not name:
             raise HttpError("the address names no index", code="no_such_index", next_step="open /map", status=404)
         return await anyio.to_thread.run_sync(map_of, name)
 
     async def metadata(request: Request) -> Response:
-        return JSONResponse(described(await found(request)), headers={"Cache-Control": "no-store", **HEADERS})
+        return JSONResponse(described(await requested_map(request)), headers={"Cache-Control": "no-store", **HEADERS})
 
     async def dataset(request: Request) -> Response:
-        path = (await found(request)).path
+        path = (await requested_map(request)).path
         return FileResponse(
             path, media_type="application/octet-stream", headers={"Cache-Control": "no-cache", **HEADERS}
         )
@@ -106,9 +106,9 @@ def described(loaded: LoadedMap) -> dict[str, Any]:
     """The metadata of the application: columns with a role, labels, and the first layout."""
     projection = {"x": "x", "y": "y"}
     labels = [
-        {"x": one.x, "y": one.y, "text": one.label, "level": 0, "priority": one.rows}
-        for one in loaded.info.clusters
-        if one.label
+        {"x": cluster.x, "y": cluster.y, "text": cluster.label, "level": 0, "priority": cluster.rows}
+        for cluster in loaded.info.clusters
+        if cluster.label
     ]
     return {
         "isStatic": True,

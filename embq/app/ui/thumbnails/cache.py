@@ -44,7 +44,7 @@ class ThumbnailCache:
         self.folder, self.most_bytes = folder, most_bytes
         self._lock = threading.Lock()
         self._bytes, self._writes = 0, LOOK_WRITES
-        self._told = False
+        self._reported = False
 
     def get(self, name: str) -> bytes | None:
         """The thumbnail of a name of hex digits; None where there is none, or a damaged one."""
@@ -56,8 +56,8 @@ class ThumbnailCache:
         except OSError:
             return None
         # A power cut can leave a file of its length without its content.
-        whole = data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")
-        return data if whole and len(data) <= THUMBNAIL_MAX_BYTES else None
+        is_complete = data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")
+        return data if is_complete and len(data) <= THUMBNAIL_MAX_BYTES else None
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a thumbnail; a folder that cannot be written is reported once."""
@@ -73,8 +73,8 @@ class ThumbnailCache:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 _log.warning("thumbnails_not_cached", folder=str(self.folder), why=error.strerror or str(error))
             return
         with self._lock:
@@ -88,7 +88,7 @@ class ThumbnailCache:
 
     def _evict(self) -> None:
         """Count what is there, and where that is too much remove the thumbnails that were used longest ago."""
-        found: list[tuple[float, int, str]] = []
+        thumbnails: list[tuple[float, int, str]] = []
         for folder in _entries(self.folder):
             if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
                 continue
@@ -96,13 +96,13 @@ class ThumbnailCache:
                 with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     if not entry.name.startswith("."):
-                        found.append((status.st_mtime, status.st_size, entry.path))
+                        thumbnails.append((status.st_mtime, status.st_size, entry.path))
                     elif status.st_mtime < time.time() - LEFTOVER_S:
                         os.unlink(entry.path)
-        self._bytes, self._writes = sum(size for _, size, _ in found), 0
+        self._bytes, self._writes = sum(size for _, size, _ in thumbnails), 0
         if self._bytes <= self.most_bytes:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(thumbnails):
             if self._bytes <= KEPT_SHARE * self.most_bytes:
                 return
             with suppress(OSError):

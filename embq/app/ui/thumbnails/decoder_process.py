@@ -70,10 +70,10 @@ def thumbnail(data: bytes, side: int) -> bytes:
 def _orientation(image: Image.Image) -> int:
     """By its EXIF; 1, upright, where that is damaged."""
     try:
-        found = image.getexif().get(ORIENTATION, 1)
+        orientation = image.getexif().get(ORIENTATION, 1)
     except headers.DECODER_ERRORS:
         return 1
-    return found if isinstance(found, int) else 1
+    return orientation if isinstance(orientation, int) else 1
 
 
 def _simple(image: Image.Image) -> Image.Image:

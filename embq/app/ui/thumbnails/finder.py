@@ -87,25 +87,25 @@ class _Units:
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
         self._opened_at = 0.0
-        self._known: OrderedDict[str, Unit] = OrderedDict()
+        self._units: OrderedDict[str, Unit] = OrderedDict()
 
     def find(self, unit_id: str) -> Unit | None:
         with self._lock:
-            unit = self._known.get(unit_id) or self._read(unit_id)
+            unit = self._units.get(unit_id) or self._read(unit_id)
             if unit is not None:
-                self._known[unit_id] = unit
-                self._known.move_to_end(unit_id)
-                while len(self._known) > UNITS:
-                    self._known.popitem(last=False)
+                self._units[unit_id] = unit
+                self._units.move_to_end(unit_id)
+                while len(self._units) > UNITS:
+                    self._units.popitem(last=False)
             return unit
 
     def _read(self, unit_id: str) -> Unit | None:
-        found = None if self._manifest is None else self._manifest.find(unit_id)
-        if found is None and (self._manifest is None or time.monotonic() > self._opened_at + LOOK_S):
+        unit = None if self._manifest is None else self._manifest.find(unit_id)
+        if unit is None and (self._manifest is None or time.monotonic() > self._opened_at + LOOK_S):
             self._manifest, self._opened_at = Manifest(Layout(self._run)), time.monotonic()
-            found = self._manifest.find(unit_id)
+            unit = self._manifest.find(unit_id)
         # The column of ids is beside the description that they are hashes of.
-        return found if found is not None and found.unit_id == unit_id else None
+        return unit if unit is not None and unit.unit_id == unit_id else None
 
 
 def no_thumbnail(why: str, next_step: str, *, code: str = "no_thumbnail", status: int = 404) -> HttpError:

@@ -130,12 +130,12 @@ class Images:
         return Sample(ordinal=0, key=key, image=file_inside(unit.source, *item))
 
     def _only(self, unit: Unit, key: str, ordinal: int | None) -> Sample:
-        found = None
+        match = None
         with self._read(unit, ordinal) as samples:
             for sample in samples:  # to their end: a process that is left halfway is replaced
-                found = sample if found is None and clean_text(sample.key) == key else found
-        if found is not None:
-            return found
+                match = sample if match is None and clean_text(sample.key) == key else match
+        if match is not None:
+            return match
         raise SourceError(f"{unit.source}: holds no sample {key!r} where it was", code="source_changed")
 
     def _read_whole(self, unit: Unit, keep: Callable[[Sample], None]) -> None:
@@ -153,12 +153,12 @@ class Images:
         timer = threading.Timer(READ_S, reader.stop)
         timer.daemon = True
         timer.start()
-        began, left = time.monotonic(), True
+        began, unfinished = time.monotonic(), True
 
         def samples() -> Iterator[Sample]:
-            nonlocal left
+            nonlocal unfinished
             yield from reader.read(unit, self._roots, lambda: None, only=only, reach=self._reach)
-            left = False
+            unfinished = False
 
         try:
             yield samples()
@@ -168,7 +168,7 @@ class Images:
             raise
         finally:
             timer.cancel()
-            if left:
+            if unfinished:
                 reader.kill()
             self._readers.put(reader)
 
@@ -219,9 +219,9 @@ def _opened(root: str, name: str, path: str) -> Iterator[int]:
         except OutsideError as error:
             raise SourceError(f"{path}: {error.message}", code="outside_root") from error
         try:
-            there, seen = os.path.join(root, name), f"/proc/self/fd/{descriptor}"
-            if os.path.lexists(seen) and os.readlink(seen) != there:  # only Linux tells
-                raise SourceError(f"{path} does not lead to {there} any more", code="outside_root")
+            expected, link = os.path.join(root, name), f"/proc/self/fd/{descriptor}"
+            if os.path.lexists(link) and os.readlink(link) != expected:  # only Linux tells
+                raise SourceError(f"{path} does not lead to {expected} any more", code="outside_root")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -255,19 +255,19 @@ class _Shard:
     Attributes:
         keys: int64 (n,), ascending: hashes of the keys of this process, of which nobody can make two alike on purpose.
         places: int64 (n, 2): first byte, and byte after the last.
-        kept: descriptor of the unnamed file that the places are in; None for the shard itself.
+        descriptor: of the unnamed file that the places are in; None for the shard itself.
         bytes: of that file.
     """
 
     keys: np.ndarray
     places: np.ndarray
-    kept: int | None = None
+    descriptor: int | None = None
     bytes: int = 0
 
     def find(self, key: str) -> tuple[int, int] | None:
         """The place of an image, by the key as rows have it; None where there is none, or two samples have that key."""
-        at = int(np.searchsorted(self.keys, wanted := hash(key)))
-        if at == len(self.keys) or self.keys[at] != wanted:
+        at = int(np.searchsorted(self.keys, key_hash := hash(key)))
+        if at == len(self.keys) or self.keys[at] != key_hash:
             return None
         return int(self.places[at, 0]), int(self.places[at, 1])
 
@@ -286,11 +286,11 @@ class _Places:
         self._keys.append(hash(key if key.isascii() else clean_text(key)))
         self._places.extend((start, stop))
 
-    def shard(self, **kept: int) -> _Shard:
+    def shard(self, **spool: int) -> _Shard:
         """The shard, without keys that two samples have once they are escaped."""
         keys, places = np.array(self._keys, np.int64), np.array(self._places, np.int64).reshape(-1, 2)
         unique, first, count = np.unique(keys, return_index=True, return_counts=True)
-        return _Shard(keys=unique[count == 1], places=places[first[count == 1]], **kept)
+        return _Shard(keys=unique[count == 1], places=places[first[count == 1]], **spool)
 
 
 class _Shards:
@@ -307,8 +307,8 @@ class _Shards:
         shard = self._shard(unit)
         if (place := shard.find(key)) is None:
             raise _no_image(key)
-        if shard.kept is not None:
-            data = _pread(shard.kept, *place)
+        if shard.descriptor is not None:
+            data = _pread(shard.descriptor, *place)
         else:
             with planned_file(unit) as descriptor:
                 data = _pread(descriptor, *place)
@@ -361,20 +361,20 @@ class _Shards:
         members = files = size = 0
         is_full = False
         for number, (name, shard) in enumerate(reversed([*self._shards.items()])):
-            members, size, files = members + len(shard.keys), size + shard.bytes, files + (shard.kept is not None)
+            members, size, files = members + len(shard.keys), size + shard.bytes, files + (shard.descriptor is not None)
             is_full = is_full or members > TABLE_MEMBERS or size > KEPT_BYTES or files > KEPT_SHARDS
             if is_full and number:
                 del self._shards[name]  # its file is closed when the last thread has read from it
 
     def _built(self, unit: Unit) -> _Shard:
         if is_url(unit.source):
-            return self._kept(unit)
+            return self._spooled(unit)
         with planned_file(unit) as descriptor:
             if not compression_of(_pread(descriptor, 0, HEAD_BYTES), unit.source):
                 return offsets_of(descriptor, unit)
-        return self._kept(unit)
+        return self._spooled(unit)
 
-    def _kept(self, unit: Unit) -> _Shard:
+    def _spooled(self, unit: Unit) -> _Shard:
         """A shard that is read whole, with its images in an unnamed file."""
         if unit.stop > SHARD_MAX_BYTES:
             raise SourceError(
@@ -399,8 +399,8 @@ class _Shards:
 
             self._read_whole(unit, keep)
             file.flush()
-            shard = places.shard(kept=os.dup(file.fileno()), bytes=size)
-            weakref.finalize(shard, os.close, cast(int, shard.kept))
+            shard = places.shard(descriptor=os.dup(file.fileno()), bytes=size)
+            weakref.finalize(shard, os.close, cast(int, shard.descriptor))
             return shard
 
 
@@ -412,15 +412,15 @@ def offsets_of(descriptor: int, unit: Unit) -> _Shard:
     size = os.fstat(descriptor).st_size
     data = cast(Memory, _Headers(descriptor, size, unit.source))
     archive = walk(data, unit.source, SHARD_MEMBERS)
-    places, wanted = _Places(), extensions_of(unit.options)
-    for entry in group(archive.members, wanted):
-        if entry.again is None and (place := _image_in(entry, wanted)) is not None:
+    places, extensions = _Places(), extensions_of(unit.options)
+    for entry in group(archive.members, extensions):
+        if entry.again is None and (place := _image_in(entry, extensions)) is not None:
             places.add(entry.key, *place)
     return places.shard()
 
 
-def _image_in(entry: Entry, wanted: Extensions) -> tuple[int, int] | None:
-    member = next((entry.parts[name] for name in wanted.images if name in entry.parts), None)
+def _image_in(entry: Entry, extensions: Extensions) -> tuple[int, int] | None:
+    member = next((entry.parts[name] for name in extensions.images if name in entry.parts), None)
     if member is None or not member.regular or member.stop - member.start > SAMPLE_MAX_BYTES:
         return None
     return member.start, member.stop
@@ -436,12 +436,12 @@ class _Headers:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, wanted: slice | int) -> bytes | int:
+    def __getitem__(self, index: slice | int) -> bytes | int:
         if time.monotonic() > self._deadline:
             raise _late(self._path)
-        if isinstance(wanted, int):
-            return (_pread(self._descriptor, wanted, wanted + 1) or b"\0")[0]  # cut meanwhile, which is found later
-        start, stop, _ = wanted.indices(self._size)
+        if isinstance(index, int):
+            return (_pread(self._descriptor, index, index + 1) or b"\0")[0]  # cut meanwhile, which is found later
+        start, stop, _ = index.indices(self._size)
         return _pread(self._descriptor, start, stop)
 
 

@@ -35,7 +35,7 @@ class LookAhead:
     def __init__(self, indices: Indices, images: Images, *, is_busy: Callable[[], bool]) -> None:
         self._indices, self._images, self._is_busy = indices, images, is_busy
         self._stopped = threading.Event()
-        self._seen: set[tuple[str, str, str]] = set()
+        self._visited: set[tuple[str, str, str]] = set()
 
     def start(self) -> None:
         """Start the thread."""
@@ -53,8 +53,8 @@ class LookAhead:
                 try:
                     with index.use() as version:
                         name, collection = version.info.name, version.searcher.version.collection
-                    if (seen := (index.name, index.modality, name)) not in self._seen:
-                        self._seen.add(seen)
+                    if (identity := (index.name, index.modality, name)) not in self._visited:
+                        self._visited.add(identity)
                         self._walk(collection)
                 except (EmbqError, OSError):  # whoever asks for a thumbnail is told
                     continue

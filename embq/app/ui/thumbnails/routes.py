@@ -109,7 +109,7 @@ class Thumbnails:
         self.images.close()
 
     async def thumbnail(self, request: Request) -> Response:
-        """The picture of a row. Raises HttpError `no_such_index`, `no_such_id`, `bad_request` or what `_made` does."""
+        """The picture of a row. Raises HttpError `no_such_index`, `no_such_id`, `bad_request` or as `_rendered`."""
         named, size = request.path_params, request.query_params.get("size", "")
         if (side := SIZES.get(size)) is None:
             raise HttpError(f"there is no size {size[:40]!r}", next_step="ask for large, original, or no size")
@@ -125,7 +125,7 @@ class Thumbnails:
                 )
             key, unit_id = await anyio.to_thread.run_sync(_identity, version, id_, limiter=version.turn)
             collection = version.searcher.version.collection
-        find = partial(self._found, collection, id_, key, unit_id, side)
+        find = partial(self._locate, collection, id_, key, unit_id, side)
         origin, name = await anyio.to_thread.run_sync(find, limiter=self._lookups)
         headers = {**_HEADERS, "ETag": f'"{name}"'}
         if _matches(request.headers.get("if-none-match", ""), name):
@@ -146,11 +146,11 @@ class Thumbnails:
                     return Response(status_code=400)
                 # Not bounded by the default limiter, which searches use.
                 own = anyio.CapacityLimiter(1)
-                data = await anyio.to_thread.run_sync(self._made, origin, name, side, limiter=own)
+                data = await anyio.to_thread.run_sync(self._rendered, origin, name, side, limiter=own)
         kind = next((kind for head, kind in RASTER.items() if data.startswith(head)), "application/octet-stream")
         return CountedResponse(data, headers=headers, media_type=kind)
 
-    def _found(self, collection: Collection, id_: int, key: str, unit_id: str | None, side: int) -> tuple[Origin, str]:
+    def _locate(self, collection: Collection, id_: int, key: str, unit_id: str | None, side: int) -> tuple[Origin, str]:
         """The origin of a row that may be read, and the name of its thumbnail: a hash of all that decides its bytes."""
         origin = self._finder.origin(collection, id_, key, unit_id)
         try:
@@ -160,7 +160,7 @@ class Thumbnails:
         of = [f"{self._made_by} {side}", str(origin.run), collection.run, unit_id, key]
         return origin, hashlib.sha256(json.dumps(of).encode()).hexdigest()[:40]
 
-    def _made(self, origin: Origin, name: str, side: int) -> bytes:
+    def _rendered(self, origin: Origin, name: str, side: int) -> bytes:
         """A new thumbnail, or the encoded image. Raises HttpError for an image that cannot be read or decoded."""
         try:
             data = self.images.image(origin.unit, origin.key, origin.ordinal)
@@ -176,15 +176,15 @@ class Thumbnails:
         if not side:
             return data
         try:
-            made = self._decoders.thumbnail(data, side)
+            thumbnail = self._decoders.thumbnail(data, side)
         except SampleError as error:
             raise no_thumbnail(
                 f"its image cannot be decoded: {error.message} ({error.code})",
                 "look at the image in the input of the run",
                 code="bad_image",
             ) from error
-        self._cache.put(name, made)
-        return made
+        self._cache.put(name, thumbnail)
+        return thumbnail
 
 
 def _identity(version: OpenVersion, id_: int) -> tuple[str, str | None]:
