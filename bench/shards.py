@@ -68,7 +68,7 @@ def _off(data: bytes) -> int:
 
 def ours(source: Path, out: Path, processes: int) -> None:
     """Convert as `embq shards convert` does: list, plan, write, make durable; each with a json that names its file."""
-    listing = class_folders(str(source), known=None, allow_empty=False)
+    listing = class_folders(str(source), vocab=None, allow_empty=False)
     pattern = Pattern.parse(f"{out}/train-%06d.tar")
     plan = Plan.make(listing, Layout(pattern=pattern, samples_per_shard=PER_SHARD, seed=0, metadata=True))
     convert(plan, str(source), processes=processes)

@@ -13,7 +13,7 @@ import torch
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
 from embq.core.units import Sample
 from embq.training.data.batch import EPOCH_START, View
-from embq.training.data.epochs import whole
+from embq.training.data.epochs import as_batch
 from embq.training.data.images import training_pixels
 from embq.training.data.loader import WorkerBatch, made_batches
 from embq.training.data.reading import RawSample, read_shards
@@ -33,7 +33,7 @@ def costs(shards: Shards) -> dict[str, Any]:
         "decoding": lambda: _pictures(shards, lambda picture, _: picture.pixels()),
         "cropping and resizing": lambda: _pictures(shards, _pixels),
         "putting into a batch": lambda: _exhaust(_made(shards)),
-        "normalising": lambda: _exhaust(whole(made, _view()).images for made in _made(shards)),
+        "normalising": lambda: _exhaust(as_batch(made, _view()).images for made in _made(shards)),
     }
     passes = [[_cpu_us(stage, shards.samples or 1) for stage in until.values()] for _ in range(PASSES)]
     sums = [min(taken) for taken in zip(*passes, strict=True)]

@@ -108,7 +108,7 @@ def build_index(
     from embq.compat import faiss_build as files
     from embq.indexer.faiss_file import write_faiss_file
 
-    wanted = files.build_options(
+    settings = files.build_options(
         max_index_memory_usage,
         current_memory_available,
         max_index_query_time_ms=float(max_index_query_time_ms),
@@ -125,15 +125,15 @@ def build_index(
     with files.workspace(parent, file.name if file else "embq", resumable=save_on_disk and not is_array) as workspace:
         roots = [files.written(embeddings, workspace / "embeddings.npy")] if is_array else files.paths_of(embeddings)
         collection = files.collection_of(roots, file_format, embedding_column_name, id_columns or ())
-        wanted = files.settled(wanted, collection, direct_map=make_direct_map)
+        settings = files.settled(settings, collection, direct_map=make_direct_map)
         options = {"broker": distributed or "", "nb_cores": threads, "drop_invalid": drop_invalid}
-        built = files.built(workspace / "index", collection, wanted, options, quiet=verbose > logging.INFO)
+        built = files.built(workspace / "index", collection, settings, options, quiet=verbose > logging.INFO)
         path = file or workspace / "embq"
         path.parent.mkdir(parents=True, exist_ok=True)
         exported = write_faiss_file(built.version.index, path, shards=nb_indices_to_keep, overwrite=True)
         if make_direct_map:
             files.add_direct_map(path)
-        infos = {str(one.path): files.infos_of(built, one, saved=save_on_disk) for one in exported.files}
+        infos = {str(part.path): files.infos_of(built, part, saved=save_on_disk) for part in exported.files}
         if ids_path and id_columns:
             files.write_ids(collection, id_columns, Path(ids_path))
         if save_on_disk and index_infos_path:
@@ -156,8 +156,8 @@ def build_and_print(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool)
         click.echo(json.dumps({"schema": 1, "indices": reports}))
     else:
         click.echo(summary(reports[0]))
-        for one in reports:
-            click.echo(f"file       {one['index_path']}: {one['nb vectors']:,} rows")
+        for report in reports:
+            click.echo(f"file       {report['index_path']}: {report['nb vectors']:,} rows")
     return Exit.DONE if reports[0]["target_met"] is not False else Exit.SOME_FAILED
 
 
@@ -166,7 +166,7 @@ def _options() -> list[click.Parameter]:
     parameters = inspect.signature(build_index).parameters
     entries = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(build_index) or "", re.MULTILINE)
     lines = {name: " ".join(text.split()) for name, text in entries}
-    types = {name: int if name == "nb_cores" else type(one.default) for name, one in parameters.items()}
+    types = {name: int if name == "nb_cores" else type(parameter.default) for name, parameter in parameters.items()}
     return [
         FireOption(
             [f"--{name}"],

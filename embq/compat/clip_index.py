@@ -45,8 +45,8 @@ def build_indexes(
     """
     source, target = Path(embeddings_folder), Path(index_folder)
     folders = {"image": image_subfolder, "text": text_subfolder}
-    there = {name: source / folder for name, folder in folders.items() if (source / folder).is_dir()}
-    if "://" in embeddings_folder or not there:
+    existing = {name: source / folder for name, folder in folders.items() if (source / folder).is_dir()}
+    if "://" in embeddings_folder or not existing:
         raise InputError(
             f"{embeddings_folder} holds neither {image_subfolder} nor {text_subfolder}",
             next_step="of a run in another format, or on an object store: "
@@ -54,16 +54,16 @@ def build_indexes(
             code="no_embeddings",
         )
     if folders == FOLDERS:
-        for name in there:
+        for name in existing:
             open_collection(source, output=name)  # their rows belong together
     metadata = target / METADATA
     if copy_metadata and metadata.exists():
         raise UsageError(f"{metadata} exists", next_step="name a new --index_folder, or add --copy_metadata=False")
     status: int = Exit.DONE
-    for name, folder in there.items():
+    for name, folder in existing.items():
         paths = {"index_path": str(target / f"{name}.index"), "index_infos_path": str(target / f"{name}.json")}
-        asked = {**arguments, **paths, "embeddings": str(folder)}
-        status = max(status, build_and_print(asked, as_json=as_json, quiet=quiet))
+        all_arguments = {**arguments, **paths, "embeddings": str(folder)}
+        status = max(status, build_and_print(all_arguments, as_json=as_json, quiet=quiet))
     if copy_metadata and (source / METADATA).is_dir():
         _copy(source, metadata)
     return status

@@ -137,9 +137,9 @@ def location(text: str) -> str:
         words = [word for word in parser if not QUIET_FLAGS.fullmatch(word)]
     except ValueError:  # a quotation mark without its second one
         return text
-    if set("$`") & set(text) or (found := PIPES.fullmatch(" ".join(words))) is None:
+    if set("$`") & set(text) or (match := PIPES.fullmatch(" ".join(words))) is None:
         return text
-    return str(next(filter(None, found.groups())))
+    return str(next(filter(None, match.groups())))
 
 
 def translated(theirs: Mapping[str, Any], *, enqueue: bool) -> list[str]:

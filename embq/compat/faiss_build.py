@@ -41,14 +41,14 @@ IDS_FILE = "part-00000000.parquet"
 
 def build_options(index_memory: str, memory: str, **options: Any) -> BuildOptions:
     """The options of a build within two sizes; UsageError where one has no meaning."""
-    wanted = BuildOptions(
+    settings = BuildOptions(
         max_index_memory_usage=parse_bytes(index_memory),
         current_memory_available=min(parse_bytes(memory), available_memory()),
         refine="none",  # faiss alone does not re-rank
         **options,
     )
-    wanted.check()
-    return wanted
+    settings.check()
+    return settings
 
 
 @contextmanager
@@ -77,9 +77,9 @@ def workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 
 def paths_of(embeddings: Any) -> list[str]:
     several = list(embeddings) if isinstance(embeddings, Iterable) and not isinstance(embeddings, str) else [embeddings]
-    if not several or not all(isinstance(one, str) or hasattr(one, "__fspath__") for one in several):
+    if not several or not all(isinstance(path, str) or hasattr(path, "__fspath__") for path in several):
         raise UsageError("embeddings is neither an array nor paths", next_step="give numpy.float32(vectors) or paths")
-    return [str(one) for one in several]
+    return [str(path) for path in several]
 
 
 def written(array: Any, path: Path) -> str:
@@ -122,37 +122,37 @@ def collection_of(roots: Sequence[str], file_format: str, column: str, id_column
     )
 
 
-def settled(wanted: BuildOptions, collection: Collection, *, direct_map: bool) -> BuildOptions:
+def settled(settings: BuildOptions, collection: Collection, *, direct_map: bool) -> BuildOptions:
     """The options for a collection, with full vectors if these are few and fit the memory beside a direct map.
 
     Raises UsageError if the map alone exceeds the memory.
     """
     if direct_map:
-        left = wanted.max_index_memory_usage - 8 * collection.n
-        if left <= 0:
+        remaining = settings.max_index_memory_usage - 8 * collection.n
+        if remaining <= 0:
             raise UsageError(
                 f"a direct map of {collection.n:,} rows takes {8 * collection.n:,} bytes, and max_index_memory_usage "
-                f"is {wanted.max_index_memory_usage:,}",
+                f"is {settings.max_index_memory_usage:,}",
                 next_step="give more memory, or leave out make_direct_map",
             )
-        wanted = replace(wanted, max_index_memory_usage=left)
+        settings = replace(settings, max_index_memory_usage=remaining)
     nlist = lists_for(collection.n)
     needed = codec("Flat", collection.dim).index_bytes(collection.n, nlist, collection.dim)
-    fits = needed <= wanted.max_index_memory_usage * wanted.nb_indices_to_keep
+    fits = needed <= settings.max_index_memory_usage * settings.nb_indices_to_keep
     flat = f"IVF{nlist},Flat" if fits and collection.n < FLAT_ROWS else None
-    return replace(wanted, index_key=wanted.index_key or flat)
+    return replace(settings, index_key=settings.index_key or flat)
 
 
 def built(
-    folder: Path, collection: Collection, wanted: BuildOptions, options: Mapping[str, Any], *, quiet: bool
+    folder: Path, collection: Collection, settings: BuildOptions, options: Mapping[str, Any], *, quiet: bool
 ) -> Built:
     """Build the index in a folder of embq."""
     # Tuning reads the target from these, under the names of `embq index`.
-    asked = {**to_json(wanted), "recall": f"{wanted.recall}@{wanted.recall_at}", "current_memory_available": None}
-    queries = plan_queries(collection, files={}, seed=wanted.seed)
+    given = {**to_json(settings), "recall": f"{settings.recall}@{settings.recall_at}", "current_memory_available": None}
+    queries = plan_queries(collection, files={}, seed=settings.seed)
     options = {**options, "workers": 1, "overwrite": False}
     # Inner products, also of vectors of length 1: callers sort by what faiss returns.
-    return built_index(folder, collection, wanted, asked, queries, options, unit_length=False, quiet=quiet)
+    return built_index(folder, collection, settings, given, queries, options, unit_length=False, quiet=quiet)
 
 
 def infos_of(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
@@ -171,9 +171,9 @@ def infos_of(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
 def write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapping[str, Any]) -> None:
     try:
         infos_path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        for one in exported.files:
-            suffix = one.path.name.removeprefix(path.name)
-            text = json.dumps(infos[str(one.path)], indent=1) + "\n"
+        for file in exported.files:
+            suffix = file.path.name.removeprefix(path.name)
+            text = json.dumps(infos[str(file.path)], indent=1) + "\n"
             overwrite(infos_path.with_name(infos_path.name + suffix).absolute(), text.encode())
     except OSError as error:
         raise output_error(error, infos_path) from error
@@ -182,11 +182,11 @@ def write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapp
 def refuse_used(folder: Path) -> None:
     """Raise UsageError where the folder of ids holds other files, which would be read with them."""
     try:
-        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
     except OSError as error:
         raise output_error(error, folder) from error
-    if others := [name for name in names if name not in (IDS_FILE, f".{IDS_FILE}")]:
-        raise UsageError(f"ids_path {folder} holds {others[0]}", next_step="give a new folder, or empty this one")
+    if foreign := [name for name in names if name not in (IDS_FILE, f".{IDS_FILE}")]:
+        raise UsageError(f"ids_path {folder} holds {foreign[0]}", next_step="give a new folder, or empty this one")
 
 
 def write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> None:

@@ -42,9 +42,9 @@ class FireCommand(SectionedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, and `--noNAME` as False."""
-        switches = [one for one in self.params if isinstance(one, FireOption)]
-        off = {hyphens(name): f"{one.opts[0]}=false" for one in switches for name in one.off}
-        return super().parse_args(ctx, [off.get(hyphens(one), one) for one in args])
+        switches = [switch for switch in self.params if isinstance(switch, FireOption)]
+        off = {hyphens(name): f"{switch.opts[0]}=false" for switch in switches for name in switch.off}
+        return super().parse_args(ctx, [off.get(hyphens(argument), argument) for argument in args])
 
 
 def hyphens(name: str) -> str:

@@ -60,5 +60,5 @@ class EmbqRetriever(BaseRetriever):
         self._retrieval = Retrieval(self.index, self.vector_name)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        found = self._retrieval.search(query, self.k, self.where)
-        return [Document(id=str(one.id), page_content=text_of(one), metadata=fields_of(one)) for one in found]
+        results = self._retrieval.search(query, self.k, self.where)
+        return [Document(id=str(hit.id), page_content=text_of(hit), metadata=fields_of(hit)) for hit in results]

@@ -28,9 +28,9 @@ class EmbqEmbedding(BaseEmbedding):
     _model: Model = PrivateAttr()
 
     def __init__(self, model: str | Model, **options: Any) -> None:
-        made = Model(model) if isinstance(model, str) else model
-        super().__init__(model_name=str(made.spec), **options)
-        self._model = made
+        loaded = Model(model) if isinstance(model, str) else model
+        super().__init__(model_name=str(loaded.spec), **options)
+        self._model = loaded
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
@@ -70,8 +70,8 @@ class EmbqRetriever(BaseRetriever):
         self._k, self._where = similarity_top_k, where
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = self._retrieval.search(query_bundle.query_str, self._k, self._where)
+        results = self._retrieval.search(query_bundle.query_str, self._k, self._where)
         return [
-            NodeWithScore(node=TextNode(id_=str(one.id), text=text_of(one), metadata=fields_of(one)), score=one.score)
-            for one in found
+            NodeWithScore(node=TextNode(id_=str(hit.id), text=text_of(hit), metadata=fields_of(hit)), score=hit.score)
+            for hit in results
         ]

@@ -35,8 +35,8 @@ class Retrieval:
         with self._lock:
             if self._open is None:
                 self._open = embq.Index(self._where, self._vector_name)
-            found: list[Result] = self._open.search(text, k, where=where)
-            return found
+            results: list[Result] = self._open.search(text, k, where=where)
+            return results
 
 
 def fields_of(result: Result) -> dict[str, Any]:

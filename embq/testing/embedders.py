@@ -82,13 +82,13 @@ def test_vectors_are_finite_float32_rows_of_the_promised_length(
 
 
 def test_rows_follow_the_order_and_not_the_company_of_their_samples(embedder: Embedder, samples: list[Sample]) -> None:
-    whole = vectors_of(embedder, samples)
+    together = vectors_of(embedder, samples)
     order = np.random.default_rng(1).permutation(len(samples))
     shuffled = vectors_of(embedder, [samples[index] for index in order])
-    alone = [vectors_of(embedder, [sample]) for sample in samples]
-    for modality, rows in whole.items():
+    separately = [vectors_of(embedder, [sample]) for sample in samples]
+    for modality, rows in together.items():
         np.testing.assert_allclose(shuffled[modality], rows[order], atol=1e-5)
-        np.testing.assert_allclose(np.concatenate([one[modality] for one in alone]), rows, atol=1e-5)
+        np.testing.assert_allclose(np.concatenate([vectors[modality] for vectors in separately]), rows, atol=1e-5)
 
 
 def test_an_empty_batch_gives_no_rows(embedder: Embedder) -> None:
@@ -140,9 +140,9 @@ def test_samples_that_cannot_be_embedded_say_why_and_spare_their_neighbours(
 def test_each_modality_of_the_config_must_be_there(
     embedder: Embedder, config: ModelConfig, samples: list[Sample]
 ) -> None:
-    whole = samples[0]
+    complete = samples[0]
     for modality in config.modalities:
-        image, text = (None, whole.text) if modality == "image" else (whole.image, None)
+        image, text = (None, complete.text) if modality == "image" else (complete.image, None)
         answer = embedder.prepare([Sample(ordinal=0, key="k", image=image, text=text)])[0]
         assert isinstance(answer, SampleError)
         assert answer.code == "missing_member"
@@ -198,17 +198,17 @@ def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
     assert not LONG[end:].strip()
     prepared = cutting.prepare(chunks)
     assert not [answer for answer in prepared if isinstance(answer, (SampleError, Truncated))]
-    rows, alone = cutting.embed(prepared[:2])["text"], vectors_of(embedder, chunks[:1])["text"]
+    rows, separately = cutting.embed(prepared[:2])["text"], vectors_of(embedder, chunks[:1])["text"]
     assert rows.shape == (2, cutting.dims["text"])
-    np.testing.assert_allclose(rows[:1], alone, atol=1e-5)
+    np.testing.assert_allclose(rows[:1], separately, atol=1e-5)
 
 
 def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: ChunkableEmbedder, config: ModelConfig) -> None:
     skip_without_chunks(embedder, config)
     cuts = [Chunking(tokens=16), Chunking(tokens=16, overlap=4), Chunking(tokens=15)]
-    found = {ChunkingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
-    assert len({embedder.fingerprint, *found}) == 4
-    assert ChunkingEmbedder(embedder, cuts[0]).fingerprint in found
+    fingerprints = {ChunkingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
+    assert len({embedder.fingerprint, *fingerprints}) == 4
+    assert ChunkingEmbedder(embedder, cuts[0]).fingerprint in fingerprints
 
 
 def test_a_text_without_chunks_says_why(

@@ -169,11 +169,11 @@ def test_storage_that_fails_while_it_is_read_is_worth_another_try(
 
 def test_who_watches_is_told_of_what_comes_in(case: Case, tmp_path: Path) -> None:
     (unit, *_) = case.split(case.write(tmp_path))
-    told = 0
+    calls = 0
 
     def on_progress() -> None:
-        nonlocal told
-        told += 1
+        nonlocal calls
+        calls += 1
 
     list(read(unit, (), on_progress=on_progress))
-    assert told > 0
+    assert calls > 0

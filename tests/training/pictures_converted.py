@@ -29,7 +29,7 @@ def class_tree(root: Path, count: int = 90, classes: tuple[str, ...] = ("cat", "
 
 def classed(root: Path, known: Sequence[str] | None = None) -> Listing:
     """The pictures of a tree, none of whose classes may be empty."""
-    return class_folders(str(root), known=known, allow_empty=False)
+    return class_folders(str(root), vocab=known, allow_empty=False)
 
 
 def plan_of(listing: Listing, out: Path, *, per_shard: int = 20, seed: int | None = 0, metadata: bool = True) -> Plan:

@@ -205,9 +205,9 @@ def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp
     plan = planned(asked)
     found_start(folder, asked, plan, member)
     other = replace(asked, arch="resnet50")
-    assert found_start(folder, other, plan, member).told == "there is no checkpoint yet: it begins anew"
+    assert found_start(folder, other, plan, member).note == "there is no checkpoint yet: it begins anew"
     save(folder.checkpoints, Moment(epoch=1, step=0), {"weights": torch.ones(1)})
-    assert found_start(folder, other, plan, member).told == "goes on at epoch 2, step 0"
+    assert found_start(folder, other, plan, member).note == "goes on at epoch 2, step 0"
     refused(
         InputError,
         '--model "resnet50", now "resnet18"',
@@ -231,7 +231,7 @@ def test_a_step_that_a_process_does_not_know_of_is_not_gone_on_from(shards: Path
     folder.taken(0).unlink()
     start = found_start(folder, asked, plan, member)
     assert start.moment == Moment(epoch=1, step=0)
-    assert start.told == (
+    assert start.note == (
         "begins epoch 2 anew, and drops the checkpoint at step 3: a process does not know how far it was then"
     )
 
@@ -248,7 +248,7 @@ def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(sha
     other = replace(asked, loader_workers=0)
     start = found_start(folder, other, plan, member)
     assert start.moment == Moment(epoch=1, step=0)
-    assert "it was begun with --workers 4, now 0" in start.told
+    assert "it was begun with --workers 4, now 0" in start.note
     # What is written from now on is of other samples than those of the steps of that checkpoint.
     assert found_start(folder, other, plan, member).moment == Moment(epoch=1, step=0)
 
@@ -269,7 +269,7 @@ def test_an_exact_epoch_whose_shards_were_dealt_in_turn_is_begun_anew(shards: Pa
             file.writelines(f'{{"epoch": 1, "step": {at}}}\n' for at in range(8))
         start = found_start(folder, asked, plan, member)
         assert start.moment == Moment(epoch=1, step=step)
-        assert ("it was begun with shards dealt out in turn, now by size" in start.told) == splitshards
+        assert ("it was begun with shards dealt out in turn, now by size" in start.note) == splitshards
 
 
 def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Path, tmp_path: Path) -> None:

@@ -23,14 +23,14 @@ def test_it_waits_for_a_log_and_says_how_long(tmp_path: Path) -> None:
     clock = Clock()
     following = LogProgress(tmp_path / "out.log", 195, clock)
     clock.now += 12
-    following.look()
+    following.poll()
     assert following.line().startswith("starting: 12 s")
 
 
 def test_the_first_iteration_says_nothing_of_when_it_will_end(tmp_path: Path) -> None:
     (tmp_path / "out.log").write_text(line(1, 137.6) + "\n")
     following = LogProgress(tmp_path / "out.log", 195)
-    following.look()
+    following.poll()
     assert following.line().startswith("iteration 1 of 195")
     assert "cannot be told" in following.line()
 
@@ -38,7 +38,7 @@ def test_the_first_iteration_says_nothing_of_when_it_will_end(tmp_path: Path) ->
 def test_the_guess_is_the_mean_of_the_others(tmp_path: Path) -> None:
     (tmp_path / "out.log").write_text("".join(f"{line(i, s)}\n" for i, s in ((1, 137.6), (2, 6.0), (3, 7.0))))
     following = LogProgress(tmp_path / "out.log", 195)
-    following.look()
+    following.poll()
     # 192 are left, of 6.5 s.
     assert following.line() == "iteration 3 of 195, 2,341 samples/s, 6.5 s each, about 21 min left"
 
@@ -48,9 +48,9 @@ def test_a_line_that_is_being_written_counts_when_it_is_whole(tmp_path: Path, at
     log, text = tmp_path / "out.log", f"{line(1, 9.0)}\n"
     following = LogProgress(log, 195)
     log.write_text(text[:at])
-    following.look()
+    following.poll()
     assert following.line().startswith("starting")
     log.write_text(text)
-    following.look()
-    following.look()
+    following.poll()
+    following.poll()
     assert following.line().startswith("iteration 1 of 195")

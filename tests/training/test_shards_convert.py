@@ -158,7 +158,7 @@ def test_what_is_finished_is_not_written_again(tree: Path, tmp_path: Path) -> No
     plan = plan_of(classed(tree), tmp_path)
     convert(plan)
     before = digests(tmp_path)
-    assert convert(plan) == conversion.Converted(written=0, kept=5)
+    assert convert(plan) == conversion.Converted(written=0, skipped=5)
     (tmp_path / "train-000002.tar").unlink()
     assert convert(plan).written == 1
     assert digests(tmp_path) == before
@@ -188,7 +188,7 @@ def test_captions_and_metadata_beside_pictures_and_none_of_their_folders(tmp_pat
     (root / "p009.txt").write_text("of no picture")
     (root / ".DS_Store").write_bytes(b"hidden")
     listing = without_classes(str(root))
-    assert dict(listing.others) == {"md": 1, "txt": 1}
+    assert dict(listing.unused) == {"md": 1, "txt": 1}
     assert notes(listing)[0] == "2 other files stay behind: md (1), txt (1)"
     convert(plan_of(listing, tmp_path / "out", seed=None))
     samples = samples_of(tmp_path / "out")
@@ -213,7 +213,7 @@ def test_a_list_names_pictures_with_classes_captions_and_more(
     tree: Path, tmp_path: Path, name: str, content: str
 ) -> None:
     (tree / name).write_text(content)
-    listing = listed(str(tree / name), known=None, with_classes=True, allow_empty=False)
+    listing = listed(str(tree / name), vocab=None, with_classes=True, allow_empty=False)
     convert(plan_of(listing, tmp_path, seed=None))
     first, second = samples_of(tmp_path).values()
     assert (first["txt"], first["cls"], second["txt"], second["cls"]) == (b"a, b", b"0", b"c", b"1")
@@ -224,12 +224,12 @@ def test_a_list_names_pictures_with_classes_captions_and_more(
 def test_a_list_of_paths_keeps_its_order_and_numbers_are_indices_of_classes(tree: Path) -> None:
     path = tree / "l.txt"
     path.write_text("owl/p002.JPEG\t10\ncat/p000.JPEG\t2\nowl/p005.JPEG\t10\n")
-    listing = listed(str(path), known=None, with_classes=True, allow_empty=True)
+    listing = listed(str(path), vocab=None, with_classes=True, allow_empty=True)
     assert [picture.name for picture in listing.pictures] == ["owl/p002.JPEG", "cat/p000.JPEG", "owl/p005.JPEG"]
     assert [picture.label for picture in listing.pictures] == [10, 2, 10]
     assert listing.classes == tuple(map(str, range(11)))
     with pytest.raises(InputError, match="9 of 11 classes have no pictures: '0', '1', '3'"):
-        listed(str(path), known=None, with_classes=True, allow_empty=False)
+        listed(str(path), vocab=None, with_classes=True, allow_empty=False)
     path.unlink()
 
 
@@ -247,7 +247,7 @@ def test_labels_of_a_list_are_names_of_classes_or_their_indices(
 ) -> None:
     path = tmp_path / "l.tsv"
     path.write_text(f"path\tlabel\n{tree}/owl/p002.JPEG\t{labels[0]}\n{tree}/cat/p000.JPEG\t{labels[1]}\n")
-    listing = listed(str(path), known=known, with_classes=True, allow_empty=False)
+    listing = listed(str(path), vocab=known, with_classes=True, allow_empty=False)
     assert tuple(picture.label for picture in listing.pictures) == expected
     assert listing.classes == (known or ("cat", "owl"))
 
@@ -265,7 +265,7 @@ def test_an_empty_class_is_an_error_that_names_it_unless_it_is_allowed(tree: Pat
     assert "1 of 4 classes have no pictures: 'bat'" in done.stderr
     assert "next:" in done.stderr
     assert not (tmp_path / "out").exists()
-    assert class_folders(str(root), known=None, allow_empty=True).classes == ("bat", "cat", "dog", "owl")
+    assert class_folders(str(root), vocab=None, allow_empty=True).classes == ("bat", "cat", "dog", "owl")
 
 
 def test_pictures_that_cannot_be_decoded_are_left_out_and_told_with_check(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_a_list_that_cannot_be_understood_is_refused(tree: Path, tmp_path: Path,
     path = tmp_path / "l.txt"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
-        listed(str(path), known=None, with_classes=True, allow_empty=False)
+        listed(str(path), vocab=None, with_classes=True, allow_empty=False)
 
 
 def test_a_picture_that_changes_under_way_stops_the_conversion(tmp_path: Path) -> None:

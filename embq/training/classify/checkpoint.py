@@ -83,8 +83,8 @@ BEGINNING = Moment(epoch=0, step=0)
 
 def moments(folder: Path) -> list[Moment]:
     """The moments of the checkpoints in a folder, newest first."""
-    found = [_NAME.fullmatch(path.name) for path in folder.glob("epoch-*.pt")]
-    return sorted((Moment(epoch=int(name[1]), step=int(name[2])) for name in found if name), reverse=True)
+    matches = [_NAME.fullmatch(path.name) for path in folder.glob("epoch-*.pt")]
+    return sorted((Moment(epoch=int(name[1]), step=int(name[2])) for name in matches if name), reverse=True)
 
 
 def save(folder: Path, moment: Moment, state: Mapping[str, Any]) -> None:
@@ -119,9 +119,9 @@ def load(folder: Path, moment: Moment) -> dict[str, Any]:
 
 def drop_after(folder: Path, moment: Moment) -> None:
     """Remove, durably, the checkpoints after a moment."""
-    later = [one for one in moments(folder) if one > moment]
-    for one in later:
-        drop(folder / one.name)
+    later = [other for other in moments(folder) if other > moment]
+    for checkpoint in later:
+        drop(folder / checkpoint.name)
     if later:
         fsync_folder(folder)
 
@@ -157,9 +157,9 @@ class Record:
         from embq.training.data.batch import EPOCH_START, EpochPosition, Failure
 
         path = self._journal.path
-        before = [line for line in lines(path) if line["epoch"] == moment.epoch and line["step"] < moment.step]
-        self.failed = [Failure(**failure) for line in before for failure in line.get("failed", ())]
-        self.taken = EpochPosition.from_json(before[-1]["taken"]) if before else EPOCH_START
+        earlier = [line for line in lines(path) if line["epoch"] == moment.epoch and line["step"] < moment.step]
+        self.failed = [Failure(**failure) for line in earlier for failure in line.get("failed", ())]
+        self.taken = EpochPosition.from_json(earlier[-1]["taken"]) if earlier else EPOCH_START
         self._journal.forget(moment.epoch - 1)
 
     def add(self, moment: Moment, batch: Batch, *, last: bool = False) -> None:
@@ -187,8 +187,8 @@ class Record:
 
 def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
     """The journal of --log-keys, without earlier lines of steps that are made again, in any process's file."""
-    left = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
-    for path in (folder.keys(member.rank), *left):
+    leftover = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
+    for path in (folder.keys(member.rank), *leftover):
         if path.exists():
             earlier = Journal(path)
             earlier.cut(since.epoch, since.step)
@@ -211,12 +211,12 @@ class Start:
     Attributes:
         moment: the first step to make.
         state: checkpoint on the process that leads; None at the beginning, and on other processes.
-        told: note for the user; "" for a new training.
+        note: for the user; "" for a new training.
     """
 
     moment: Moment
     state: Mapping[str, Any] | None
-    told: str
+    note: str
 
 
 def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> Start:
@@ -227,16 +227,16 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
 
     Raises InputError where the folder holds another training.
     """
-    before = folder.read_config() if member.leads else None
-    there = moments(folder.checkpoints) if before is not None else []
+    recorded = folder.read_config() if member.leads else None
+    available = moments(folder.checkpoints) if recorded is not None else []
     why_anew = ""
-    if before is not None and (there or folder.weights.exists()):  # else there is nothing to lose
-        _check_same(folder, before, config, plan)
-        why_anew = _why_anew(before, config, member)
-    there, why_anew = member.from_rank(0, (there, why_anew))
-    usable = [moment for moment in there if moment.step == 0 or not why_anew]
+    if recorded is not None and (available or folder.weights.exists()):  # else there is nothing to lose
+        _check_same(folder, recorded, config, plan)
+        why_anew = _why_anew(recorded, config, member)
+    available, why_anew = member.from_rank(0, (available, why_anew))
+    usable = [moment for moment in available if moment.step == 0 or not why_anew]
     covered = member.gathered([_covers(folder.taken(member.rank), moment) for moment in usable])
-    agreed = [moment for at, moment in enumerate(usable) if all(one[at] for one in covered)]
+    agreed = [moment for at, moment in enumerate(usable) if all(covers[at] for covers in covered)]
     moment = agreed[0] if agreed else BEGINNING
     if member.leads:
         # Before any process records new steps: a later start would take those for the steps of these checkpoints.
@@ -254,15 +254,15 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     return Start(
         moment=moment,
         state=load(folder.checkpoints, moment) if agreed and member.leads else None,
-        told=_told(there, moment, why_anew) if before is not None else "",
+        note=_resume_note(available, moment, why_anew) if recorded is not None else "",
     )
 
 
-def _check_same(folder: Folder, before: Mapping[str, Any], config: Config, plan: Plan) -> None:
-    differ = differences(before["config"], config)
-    if before["digest"] != plan.shards.digest:
-        differ.insert(0, f"shards {before['config']['shards']}, now {config.shards}")
-    if before["classes"] != plan.classes:
+def _check_same(folder: Folder, recorded: Mapping[str, Any], config: Config, plan: Plan) -> None:
+    differ = differences(recorded["config"], config)
+    if recorded["digest"] != plan.shards.digest:
+        differ.insert(0, f"shards {recorded['config']['shards']}, now {config.shards}")
+    if recorded["classes"] != plan.classes:
         differ.append("the names of the classes")
     if differ:
         raise InputError(
@@ -273,20 +273,20 @@ def _check_same(folder: Folder, before: Mapping[str, Any], config: Config, plan:
         )
 
 
-def _why_anew(before: Mapping[str, Any], config: Config, member: Member) -> str:
+def _why_anew(recorded: Mapping[str, Any], config: Config, member: Member) -> str:
     """Reason to begin an interrupted epoch anew; "" where it can be resumed."""
-    differ = differences(before["config"], config, Resume.EPOCH)
-    if before["world"] != member.world:
-        differ.insert(0, f"{before['world']} processes, now {member.world}")
-    if config.splitshards and before.get("dealing") != DEALING:
-        differ.append(f"shards dealt out {before.get('dealing', 'in turn')}, now {DEALING}")
+    differ = differences(recorded["config"], config, Resume.EPOCH)
+    if recorded["world"] != member.world:
+        differ.insert(0, f"{recorded['world']} processes, now {member.world}")
+    if config.splitshards and recorded.get("dealing") != DEALING:
+        differ.append(f"shards dealt out {recorded.get('dealing', 'in turn')}, now {DEALING}")
     return "; ".join(differ)
 
 
-def _told(there: list[Moment], moment: Moment, why_anew: str) -> str:
-    if not there:
+def _resume_note(available: list[Moment], moment: Moment, why_anew: str) -> str:
+    if not available:
         return "there is no checkpoint yet: it begins anew"
-    if there[0] == moment:
+    if available[0] == moment:
         return f"goes on at epoch {moment.epoch + 1}, step {moment.step}"
     because = f"it was begun with {why_anew}" if why_anew else "a process does not know how far it was then"
-    return f"begins epoch {moment.epoch + 1} anew, and drops the checkpoint at step {there[0].step}: {because}"
+    return f"begins epoch {moment.epoch + 1} anew, and drops the checkpoint at step {available[0].step}: {because}"

@@ -27,9 +27,9 @@ class Resume(Enum):
     FREE = "nothing of what is learnt changes"
 
 
-def _setting(default: T, help_: str, kind: Any = None, *, resume: Resume = Resume.REFUSED, **more: Any) -> T:
+def _setting(default: T, help_: str, kind: Any = None, *, resume: Resume = Resume.REFUSED, **extra: Any) -> T:
     """A field with its option, and the effect of a change on a training that is resumed."""
-    return option(default, help_, kind, metadata={"resume": resume}, **more)
+    return option(default, help_, kind, metadata={"resume": resume}, **extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +119,11 @@ class Config:
     def arguments(self) -> list[str]:
         """The command line that gives this config, for the processes of the training."""
         flags: list[str] = []
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "shards" or value is None or value is False or value == "":
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name == "shards" or value is None or value is False or value == "":
                 continue
-            flags += [flag(one)] if value is True else [f"{flag(one)}={value}"]
+            flags += [flag(entry)] if value is True else [f"{flag(entry)}={value}"]
         return [*flags, "--", self.shards]
 
 
@@ -133,16 +133,16 @@ def classify_options(function: F) -> F:
     return click.argument("shards", type=click.Path())(options)
 
 
-def differences(before: Mapping[str, Any], now: Config, resume: Resume = Resume.REFUSED) -> list[str]:
+def differences(recorded: Mapping[str, Any], now: Config, resume: Resume = Resume.REFUSED) -> list[str]:
     """Settings of one kind that have changed, as flags with both values.
 
     The shards are left out, because their content is compared instead.
     """
-    changeable = [one for one in fields(now) if one.name != "shards" and one.metadata["resume"] is resume]
+    changeable = [entry for entry in fields(now) if entry.name != "shards" and entry.metadata["resume"] is resume]
     return [
-        f"{flag(one)} {_shown(before[one.name])}, now {_shown(getattr(now, one.name))}"
-        for one in changeable
-        if one.name in before and before[one.name] != getattr(now, one.name)
+        f"{flag(entry)} {_shown(recorded[entry.name])}, now {_shown(getattr(now, entry.name))}"
+        for entry in changeable
+        if entry.name in recorded and recorded[entry.name] != getattr(now, entry.name)
     ]
 
 

@@ -30,25 +30,25 @@ class FailureList:
     def __init__(self, path: Path, most: float) -> None:
         self.path = path
         self._most = most
-        self._known = {(line["shard"], line["key"], line["code"]): int(line["samples"]) for line in lines(path)}
+        self._samples = {(line["shard"], line["key"], line["code"]): int(line["samples"]) for line in lines(path)}
 
     @property
     def samples(self) -> int:
         """Samples that failed, each counted once however many epochs it failed in."""
-        return sum(self._known.values())
+        return sum(self._samples.values())
 
     def add(self, failures: Sequence[Failure]) -> None:
         """Append those that are new."""
-        new = {(one.shard, one.key, one.code): one for one in failures}
-        new = {key: one for key, one in new.items() if key not in self._known}
+        new = {(failure.shard, failure.key, failure.code): failure for failure in failures}
+        new = {key: failure for key, failure in new.items() if key not in self._samples}
         if not new:
             return
-        data = b"".join(json.dumps(asdict(one)).encode() + b"\n" for one in new.values())
+        data = b"".join(json.dumps(asdict(failure)).encode() + b"\n" for failure in new.values())
         with writing(self.path), open(self.path, "ab", buffering=0) as file:
-            before = self.path.read_bytes()
-            cut = bool(before) and not before.endswith(b"\n")  # by a full disk
+            existing = self.path.read_bytes()
+            cut = bool(existing) and not existing.endswith(b"\n")  # by a full disk
             append(file, b"\n" + data if cut else data)
-        self._known.update({key: one.samples for key, one in new.items()})
+        self._samples.update({key: failure.samples for key, failure in new.items()})
 
     def exceeds(self, failed: int, samples: int) -> bool:
         """True where more samples failed than may."""
@@ -75,6 +75,6 @@ class FailureList:
 
 
 def _listed(failures: Sequence[Failure]) -> str:
-    shown = [f"{one.shard}{one.key and f' {one.key}'}: {one.message}" for one in failures[:LISTED]]
-    more = f"; and {len(failures) - LISTED} more" if len(failures) > LISTED else ""
-    return "; ".join(shown) + more
+    shown = [f"{failure.shard}{failure.key and f' {failure.key}'}: {failure.message}" for failure in failures[:LISTED]]
+    suffix = f"; and {len(failures) - LISTED} more" if len(failures) > LISTED else ""
+    return "; ".join(shown) + suffix

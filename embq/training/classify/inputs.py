@@ -131,13 +131,13 @@ def _classes(path: str, shards: Shards, expression: str) -> list[str]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not names:
             raise InputError(f"--classes {path} is no list of names", next_step=_CLASSES_ARE)
         return names
-    found = classes_beside(folder_of(shards.urls[0]))
-    if not found:
+    class_names = classes_beside(folder_of(shards.urls[0]))
+    if not class_names:
         raise InputError(
             f"{expression}: beside the shards there is no {CLASSES}, so the number of classes is not known",
             next_step=f"give --classes FILE; {_CLASSES_ARE}",
         )
-    return found
+    return class_names
 
 
 _CLASSES_ARE = 'it is a JSON list of names, the first of class 0: ["ant", "bee"]'

@@ -30,18 +30,18 @@ class Precision:
     device: str
 
     @classmethod
-    def chosen(cls, asked: str, device: torch.device) -> Precision:
+    def chosen(cls, requested: str, device: torch.device) -> Precision:
         """The precision asked for, or the default of the device; ConfigError where the device lacks it."""
         on_gpu = device.type == "cuda"
         bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
-        if asked == "fp16" and not on_gpu:
+        if requested == "fp16" and not on_gpu:
             raise ConfigError("--precision fp16 needs a GPU", next_step="leave it out, or take bf16")
-        if asked == "bf16" and not bf16:
+        if requested == "bf16" and not bf16:
             raise ConfigError(
                 f"--precision bf16: {torch.cuda.get_device_name(device)} does not compute in it",
                 next_step="take fp16 or fp32",
             )
-        return cls(name=asked or ("bf16" if on_gpu and bf16 else "fp32"), device=device.type)
+        return cls(name=requested or ("bf16" if on_gpu and bf16 else "fp32"), device=device.type)
 
     def autocast(self) -> AbstractContextManager[object]:
         """For the forward pass and the loss."""
@@ -101,7 +101,7 @@ class Learner:
             device=member.device,
         )
 
-    def moved(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def to_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """A batch on the device; on a GPU with channels last."""
         on_gpu = self.device.type == "cuda"
         order = torch.channels_last if on_gpu else torch.preserve_format
@@ -124,7 +124,7 @@ class Learner:
 
         Returns the mean loss of the batch and the number of correct predictions before the step, on the device.
         """
-        images, labels = self.moved(images, labels)
+        images, labels = self.to_device(images, labels)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
@@ -169,8 +169,8 @@ def prepared(
     if state is not None:
         model.load_state_dict(state["model"])
     elif config.start and member.leads:  # the others take over the weights of rank 0
-        left = load_weights(model, Path(config.start))
-        note += f"; begins with the weights of {config.start}" + (f", but for {', '.join(left)}" if left else "")
+        fresh = load_weights(model, Path(config.start))
+        note += f"; begins with the weights of {config.start}" + (f", but for {', '.join(fresh)}" if fresh else "")
     learner = Learner.around(model, config, precision, member)
     if state is not None:
         learner.optimizer.load_state_dict(state["optimizer"])
@@ -220,9 +220,9 @@ def agree(learner: Learner, member: Member, steps: int) -> int:
     """
     if member.world == 1:
         return steps
-    made = member.gathered(steps)
-    most = max(made)
-    share_optimizer(learner, member, source=made.index(most))
+    all_steps = member.gathered(steps)
+    most = max(all_steps)
+    share_optimizer(learner, member, source=all_steps.index(most))
     return int(most)
 
 

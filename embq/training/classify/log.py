@@ -85,8 +85,8 @@ class Log:
         self._journal.cut(since.epoch, since.step)
         self._member, self._schedule = member, schedule
         self._line = ProgressLine()
-        self._made = self._validations = 0
-        self._made_s = self._validations_s = 0.0
+        self._steps = self._validations = 0
+        self._steps_s = self._validations_s = 0.0
 
     def note(self, text: str) -> None:
         """Print a sentence."""
@@ -94,8 +94,8 @@ class Log:
 
     def train(self, moment: Moment, meter: Meter, lr: float) -> None:
         """A line for the steps up to this one."""
-        self._made += meter.steps
-        self._made_s += meter.batch_s
+        self._steps += meter.steps
+        self._steps_s += meter.batch_s
         rate = meter.samples_per_s
         self._add(
             "train",
@@ -115,17 +115,17 @@ class Log:
         self._line.show(
             f"{self._of(moment.epoch)}  step {moment.step + 1}/{self._schedule.epoch_steps}  "
             f"loss {meter.mean_loss:.3f}  accuracy {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
-            f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._left(moment)}"
+            f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._time_left(moment)}"
         )
 
     def _of(self, epoch: int) -> str:
         return f"epoch {epoch + 1}/{self._schedule.epochs}"
 
-    def _left(self, moment: Moment) -> str:
+    def _time_left(self, moment: Moment) -> str:
         """Time left by the mean step since the start, and the mean validation for each epoch."""
-        left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
+        steps_left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
         validations_s = self._validations_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
-        return f"about {duration(max(0.0, left * self._made_s / max(1, self._made) + validations_s))} left"
+        return f"about {duration(max(0.0, steps_left * self._steps_s / max(1, self._steps) + validations_s))} left"
 
     def epoch(self, end: Moment, *, samples: int, failed: int, seconds: float, samples_per_s: float) -> None:
         """A line for an epoch; `end` is behind its last step."""

@@ -124,7 +124,7 @@ class Trainer:
             self.samples = state["samples"]
         self._stop = stop
         self._saved_at = time.monotonic()
-        for text in (note, self.start.told, check_spread(config, plan, member.world)):
+        for text in (note, self.start.note, check_spread(config, plan, member.world)):
             if text and self.log is not None:
                 self.log.note(text)
 
@@ -152,7 +152,7 @@ class Trainer:
     def _epoch(self, begin: Moment) -> Moment:
         """Train an epoch from a moment on, and write a checkpoint; returns the moment behind its last step."""
         self.record.begin(begin)
-        before, started = self.record.taken, time.perf_counter()
+        position, started = self.record.taken, time.perf_counter()
         exact = self.config.splitshards
         with peer_errors(self.member), joined(self.learner, self.member) if exact else nullcontext():
             steps = self._steps(begin, self._batches(begin.epoch))
@@ -161,7 +161,7 @@ class Trainer:
         else:
             share_buffers(self.learner, self.member)
         end = Moment(epoch=begin.epoch, step=steps)
-        self._account(end, new=self.record.taken.samples - before.samples, started=started)
+        self._account(end, new=self.record.taken.samples - position.samples, started=started)
         if self.member.leads:
             self._save(_after(end))
         return end
@@ -240,19 +240,19 @@ class Trainer:
         save(self.folder.checkpoints, moment, {**self.learner.state(), **position})
         self._saved_at = time.monotonic()
 
-    def _log_steps(self, made: Moment, lr: float) -> None:
-        """Log the steps up to `made`; InputError where their loss is not finite."""
+    def _log_steps(self, end: Moment, lr: float) -> None:
+        """Log the steps up to `end`; InputError where their loss is not finite."""
         loss = self.meter.mean_loss
         if not math.isfinite(loss):
             raise InputError(
-                f"the loss at epoch {made.epoch + 1}, step {made.step} is {loss}: the weights have grown beyond all "
+                f"the loss at epoch {end.epoch + 1}, step {end.step} is {loss}: the weights have grown beyond all "
                 "bounds",
                 next_step="train anew into another --output with a lower --lr, --warmup-steps, --clip 1, or "
                 "--precision fp32",
                 code="diverged",
             )
         if self.log is not None:
-            self.log.train(made, self.meter, lr)
+            self.log.train(end, self.meter, lr)
         self.meter = Meter()
 
     def _check_failures(self) -> None:
@@ -275,10 +275,10 @@ class Trainer:
         taken = self.record.taken
         samples, failed, new = (int(n) for n in self.member.totals([taken.samples, taken.failed, new]))
         self._check_all(self.record.failed, failed, self.plan.epoch_samples)
-        known = self.plan.shards.samples
-        if self.config.splitshards and known is not None and samples + failed != known:
+        expected = self.plan.shards.samples
+        if self.config.splitshards and expected is not None and samples + failed != expected:
             raise InputError(
-                f"epoch {end.epoch + 1} had {samples} samples and {failed} failures, and sizes.json says {known}",
+                f"epoch {end.epoch + 1} had {samples} samples and {failed} failures, and sizes.json says {expected}",
                 next_step="compare sizes.json with the shards: `embq shards verify`",
                 code="epoch_incomplete",
             )
@@ -290,15 +290,15 @@ class Trainer:
 
     def _check_all(self, own: Iterable[Any], failed: int, samples: int, of: str = "an epoch") -> None:
         """List the failures of all processes; InputError where they are too many. Collective."""
-        failures = [failure for one in self.member.gathered(list(own)) for failure in one]
+        failures = [failure for per_process in self.member.gathered(list(own)) for failure in per_process]
         if self.member.leads:
             self.failures.add(failures)
         self.failures.check(failures, failed, samples, of)
 
     def _stop_after(self, end: Moment) -> None:
         """Stop between epochs, where there is a checkpoint already. Collective."""
-        (asked,) = self.member.totals([self._must_stop])
-        if asked:
+        (must_stop,) = self.member.totals([self._must_stop])
+        if must_stop:
             raise Stopped(_after(end))
 
     @property
@@ -337,8 +337,8 @@ class Trainer:
         own = iter(batches)
         while True:
             batch = next(own, None)
-            having, asked = self.member.totals([batch is not None, self._must_stop])
-            if asked:
+            having, must_stop = self.member.totals([batch is not None, self._must_stop])
+            if must_stop:
                 raise Stopped(_after(end))
             if batch is not None:
                 yield batch

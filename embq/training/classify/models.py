@@ -89,9 +89,9 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         ) from error
     own = model.state_dict()
     head = _head(model)
-    left = [name for name in own if name.startswith(head) and name in given and own[name].shape != given[name].shape]
-    taken = {name: tensor for name, tensor in given.items() if name not in left}
-    unlike = [name for name in own if name not in left and (name not in taken or own[name].shape != taken[name].shape)]
+    fresh = [name for name in own if name.startswith(head) and name in given and own[name].shape != given[name].shape]
+    taken = {name: tensor for name, tensor in given.items() if name not in fresh}
+    unlike = [name for name in own if name not in fresh and (name not in taken or own[name].shape != taken[name].shape)]
     unlike += [name for name in taken if name not in own]
     if unlike:
         raise InputError(
@@ -100,7 +100,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
             next_step="give the --model that it was trained with",
         )
     model.load_state_dict(taken, strict=False)
-    return left
+    return fresh
 
 
 def _head(model: nn.Module) -> tuple[str, ...]:

@@ -90,9 +90,9 @@ def membership(device: str) -> Iterator[Member]:
         _number(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
     )
     place = _device(device, local)
-    made = world > 1 and not dist.is_initialized()
+    creates = world > 1 and not dist.is_initialized()
     member = Member(rank=rank, world=world, device=place)
-    if made:
+    if creates:
         with explained(member):
             _meet(member)
     well = False
@@ -102,7 +102,7 @@ def membership(device: str) -> Iterator[Member]:
     finally:
         # After an error the others may be gone or wait in a collective, and destroying the group would wait for them.
         # They notice the end of this process.
-        if made and well:
+        if creates and well:
             dist.destroy_process_group()
 
 
@@ -152,15 +152,15 @@ def _device(kind: str, local_rank: int) -> torch.device:
             next_step="train with --device cpu, or look with `nvidia-smi` why there is none",
             code="no_device",
         )
-    seen = torch.cuda.device_count()
-    if local_rank >= seen > 1:
+    visible = torch.cuda.device_count()
+    if local_rank >= visible > 1:
         raise ConfigError(
-            f"process {local_rank} of this host has no GPU of its own: torch sees {seen} here",
-            next_step=f"start {seen} processes on this host, or let CUDA_VISIBLE_DEVICES name more GPUs",
+            f"process {local_rank} of this host has no GPU of its own: torch sees {visible} here",
+            next_step=f"start {visible} processes on this host, or let CUDA_VISIBLE_DEVICES name more GPUs",
             code="no_device",
         )
     # Slurm and Ray may show each process only the GPU that is its own.
-    place = torch.device("cuda", local_rank if seen > 1 else 0)
+    place = torch.device("cuda", local_rank if visible > 1 else 0)
     torch.cuda.set_device(place)  # for calls that name no device, such as NCCL's exchange of objects
     return place
 

@@ -70,16 +70,16 @@ def draw(log: Path, path: Path) -> bool:
     from matplotlib.figure import Figure
 
     logged = list(lines(log))
-    before = _steps_before(logged)
+    offsets = _steps_before(logged)
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
     for axes, of_train, of_validation, name in ((above, "loss", "loss", "loss"), (below, "accuracy", "top1", "top-1")):
-        steps, values = _series(logged, "train", of_train, before)
+        steps, values = _series(logged, "train", of_train, offsets)
         axes.plot(steps, values, color="#7fa8d1", linewidth=0.8, label="training, as logged")
         if len(values) > 20:
             axes.plot(steps, _smoothed(values), color="#1f5f9f", linewidth=1.6, label="training, smoothed")
-        steps, values = _series(logged, "validation", of_validation, before)
+        steps, values = _series(logged, "validation", of_validation, offsets)
         if values:
             axes.plot(steps, values, color="#d1651f", marker="o", markersize=4, linewidth=1.6, label="validation")
         axes.set_ylabel(name)
@@ -94,19 +94,19 @@ def draw(log: Path, path: Path) -> bool:
 
 def _steps_before(logged: list[dict[str, Any]]) -> dict[int, int]:
     """Epoch -> steps of all epochs before it."""
-    made = {line["epoch"]: line["step"] for line in logged if line["kind"] == "epoch"}
-    before, total = {}, 0
-    for epoch in range(max(made, default=0) + 2):
-        before[epoch] = total
-        total += made.get(epoch, 0)
-    return before
+    epoch_steps = {line["epoch"]: line["step"] for line in logged if line["kind"] == "epoch"}
+    offsets, total = {}, 0
+    for epoch in range(max(epoch_steps, default=0) + 2):
+        offsets[epoch] = total
+        total += epoch_steps.get(epoch, 0)
+    return offsets
 
 
 def _series(
-    logged: list[dict[str, Any]], kind: str, name: str, before: dict[int, int]
+    logged: list[dict[str, Any]], kind: str, name: str, offsets: dict[int, int]
 ) -> tuple[list[int], list[float]]:
     chosen = [line for line in logged if line["kind"] == kind]
-    return [before[line["epoch"]] + line["step"] for line in chosen], [line[name] for line in chosen]
+    return [offsets[line["epoch"]] + line["step"] for line in chosen], [line[name] for line in chosen]
 
 
 def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:

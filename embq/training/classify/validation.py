@@ -33,11 +33,11 @@ class Measured:
     failed: int
     failures: tuple[Failure, ...]
 
-    def check(self, known: int | None, failures: object) -> None:
+    def check(self, expected: int | None, failures: object) -> None:
         """InputError where nothing was measured, or fewer samples than sizes.json says.
 
         Args:
-            known: samples of the validation set by sizes.json; None where there is none.
+            expected: samples of the validation set by sizes.json; None if there is none.
             failures: path of the list of failures.
         """
         if not self.samples:
@@ -45,9 +45,9 @@ class Measured:
                 "no validation sample could be read",
                 next_step=f"see {failures} and `embq shards verify`, or leave out --validation",
             )
-        if known is not None and self.samples + self.failed != known:
+        if expected is not None and self.samples + self.failed != expected:
             raise InputError(
-                f"validation had {self.samples} samples and {self.failed} failures, and sizes.json says {known}",
+                f"validation had {self.samples} samples and {self.failed} failures, and sizes.json says {expected}",
                 next_step="compare sizes.json with the shards: `embq shards verify`",
                 code="epoch_incomplete",
             )
@@ -70,7 +70,7 @@ def measured(
             failures += batch.failed
             if not len(batch):
                 continue
-            images, labels = learner.moved(batch.images_on(learner.device), batch.labels)
+            images, labels = learner.to_device(batch.images_on(learner.device), batch.labels)
             with learner.precision.autocast():
                 output = learner.model(images)
             nearest = output.float().topk(min(5, output.shape[1]), dim=1).indices == labels[:, None]

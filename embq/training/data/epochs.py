@@ -27,41 +27,41 @@ def number_of_stream(rank: int, *, first: int, streams: int) -> int:
 
 
 def own_batches(
-    made: Iterable[WorkerBatch], *, batches: int, taken: EpochPosition, streams: int
+    messages: Iterable[WorkerBatch], *, batches: int, taken: EpochPosition, streams: int
 ) -> Iterator[WorkerBatch]:
     """The remaining batches of an epoch that come from this loader worker; streams take turns.
 
     Messages without samples do not count.
     """
     stream = stream_number(taken.next_stream, streams)
-    left = len(range(taken.batches + (stream - taken.batches) % streams, batches, streams))
-    for each in made if left else ():
+    remaining = len(range(taken.batches + (stream - taken.batches) % streams, batches, streams))
+    for each in messages if remaining else ():
         yield each
-        left -= bool(each)
-        if not left:
+        remaining -= bool(each)
+        if not remaining:
             return
 
 
 def batches_or_error(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
     """Batches of what loader workers sent; InputError where one of them found only failures for long."""
-    for made in sent:
-        if not made:
-            raise _fruitless([failure for _, failure in made.failed])
-        yield whole(made, view)
+    for message in sent:
+        if not message:
+            raise _fruitless([failure for _, failure in message.failed])
+        yield as_batch(message, view)
 
 
-def whole(made: WorkerBatch, view: View) -> Batch:
+def as_batch(message: WorkerBatch, view: View) -> Batch:
     """A message of a loader worker as a batch."""
     return Batch(
-        pixels=made.pixels.permute(0, 3, 1, 2),
+        pixels=message.pixels.permute(0, 3, 1, 2),
         mean=view.mean,
         std=view.std,
-        labels=torch.tensor(made.labels),
-        keys=made.keys,
-        shards=made.shards,
-        failed=tuple(failure for _, failure in made.failed),
-        reached=((made.stream, made.read),),
-        next_stream=(made.stream + 1) % view.streams,
+        labels=torch.tensor(message.labels),
+        keys=message.keys,
+        shards=message.shards,
+        failed=tuple(failure for _, failure in message.failed),
+        reached=((message.stream, message.read),),
+        next_stream=(message.stream + 1) % view.streams,
     )
 
 
@@ -74,22 +74,22 @@ def regrouped(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
     """
     held: WorkerBatch | None = None
     pieces: list[WorkerBatch] = []
-    for made in sent:
-        if len(made) < view.batch_size:
-            pieces.append(made)
+    for message in sent:
+        if len(message) < view.batch_size:
+            pieces.append(message)
             continue
         if held is not None:
-            yield whole(held, view)
-        held = made
-    left = sum(map(len, pieces))
+            yield as_batch(held, view)
+        held = message
+    remaining = sum(map(len, pieces))
     if held is not None:
         # One sample alone, or failures alone, go with the last full batch.
-        if pieces and left <= 1:
+        if pieces and remaining <= 1:
             pieces.append(held)
-            left += len(held)
+            remaining += len(held)
         else:
-            yield whole(held, view)
-    yield from _shared_out(pieces, left, view)
+            yield as_batch(held, view)
+    yield from _shared_out(pieces, remaining, view)
 
 
 class _Item(NamedTuple):
@@ -106,20 +106,20 @@ class _Item(NamedTuple):
     failure: Failure | None
 
 
-def _shared_out(pieces: Sequence[WorkerBatch], left: int, view: View) -> Iterator[Batch]:
+def _shared_out(pieces: Sequence[WorkerBatch], remaining: int, view: View) -> Iterator[Batch]:
     """Batches of nearly equal size from the items of partial batches, larger ones first.
 
     So after any of them, sharing out what is left gives the very batches that come next.
     """
     items = sorted(item for piece in pieces for item in _items(piece))
-    batches = -(-left // view.batch_size)
+    batches = -(-remaining // view.batch_size)
     group: list[_Item] = []
     size = 0
     for item in items:
         if item.failure is None:
-            if size and size == -(-left // batches):
+            if size and size == -(-remaining // batches):
                 yield _joined(group, view)
-                left, batches, group, size = left - size, batches - 1, [], 0
+                remaining, batches, group, size = remaining - size, batches - 1, [], 0
             size += 1
         group.append(item)
     if group:

@@ -94,8 +94,8 @@ def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: 
     height, width = pixels.shape[:2]
     crop = random_crop(height, width, random_of("crop", seed, epoch, key))
     piece = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    made = _resized(piece, size, size)
-    return made.flip(-1) if crop.flipped else made
+    resized = _resized(piece, size, size)
+    return resized.flip(-1) if crop.flipped else resized
 
 
 def validation_pixels(picture: Picture, _key: str, *, size: int) -> torch.Tensor:

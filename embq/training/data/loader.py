@@ -166,7 +166,7 @@ def _is_of_a_death(error: Exception) -> bool:
 
 def _begun(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
     """A loader with running workers."""
-    heard = signal.getsignal(signal.SIGCHLD)
+    handler = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():
         # torch warns for each epoch of more workers than cores, although they may be waiting for storage.
         warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -180,10 +180,10 @@ def _begun(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
             pin_memory=view.pin_memory,
         )
         sent = iter(loader)
-    if signal.getsignal(signal.SIGCHLD) is not heard:
+    if signal.getsignal(signal.SIGCHLD) is not handler:
         # On a dead worker torch's handler would raise wherever the main thread is, also in a collective. Without it the
         # wait for the next batch raises within 5 s.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if heard is None else heard)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
     return sent
 
 

@@ -64,15 +64,15 @@ def export_classifier(given: Path, target: Path) -> Exported:
             f"{folder} is of {described['arch']}, and the workers load architectures of timm, none of {library}",
             next_step="train with --model timm:NAME to have a model to embed with",
         )
-    with new_folder(target) as made:
+    with new_folder(target) as output:
         trained = _trained(described, folder / WEIGHTS)
         config = _config(name, described, trained)
-        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_weights(trained.state_dict(), made / WEIGHTS)
-        _check_equal(trained, described, made)
-        provenance = _provenance(folder, described, fingerprint_of(f"hf:{made}"), file_sha256(made / WEIGHTS))
-        (made / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
-        size = (made / WEIGHTS).stat().st_size
+        (output / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_weights(trained.state_dict(), output / WEIGHTS)
+        _check_equal(trained, described, output)
+        provenance = _provenance(folder, described, fingerprint_of(f"hf:{output}"), file_sha256(output / WEIGHTS))
+        (output / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        size = (output / WEIGHTS).stat().st_size
     return Exported(folder=target, spec=f"hf:{target.absolute()}", provenance=provenance, weights_bytes=size)
 
 
@@ -108,8 +108,8 @@ def _config(name: str, described: Mapping[str, Any], model: Any) -> dict[str, An
     import timm
 
     shown, size = described["preprocessing"], int(described["preprocessing"]["image_size"])
-    known = timm.get_pretrained_cfg(name)
-    is_fixed = known is not None and bool(known.fixed_input_size)
+    pretrained = timm.get_pretrained_cfg(name)
+    is_fixed = pretrained is not None and bool(pretrained.fixed_input_size)
     return {
         "architecture": name,
         "num_classes": len(described["classes"]),
@@ -145,19 +145,19 @@ def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> No
 
     from embq.worker.embedders.loading import read_model
 
-    found, _ = read_model(TimmWrapperModel, folder)
+    loaded, _ = read_model(TimmWrapperModel, folder)
     size = int(described["preprocessing"]["image_size"])
     image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = trained.forward_head(trained.forward_features(image), pre_logits=True)
-        given = found(pixel_values=image, return_dict=True).pooler_output
+        given = loaded(pixel_values=image, return_dict=True).pooler_output
     if not torch.isfinite(expected).all():
         raise ModelError(
             f"{described['arch']} gives vectors that are not finite: the training has diverged",
             next_step="train with a smaller --lr, or with --clip",
         )
-    before, after = trained.state_dict(), found.timm_model.state_dict()
-    same = after.keys() <= before.keys() and all(torch.equal(before[name], one) for name, one in after.items())
+    weights, after = trained.state_dict(), loaded.timm_model.state_dict()
+    same = after.keys() <= weights.keys() and all(torch.equal(weights[name], tensor) for name, tensor in after.items())
     if not same or not torch.allclose(expected, given, rtol=1e-5, atol=1e-6 * float(expected.abs().max())):
         raise ModelError(
             f"transformers gives another vector of {described['arch']} than the one that its last layer reads",

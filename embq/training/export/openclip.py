@@ -100,12 +100,12 @@ class Network:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence open_clip's warning of random weights, which are replaced at once."""
-    before = logging.root.manager.disable
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -129,9 +129,9 @@ def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[s
             next_step="give --model as it was given to the training: a name of open_clip's, or a folder",
         )
     tag = arguments["pretrained"] or ""
-    known: Mapping[str, Any] = open_clip.get_pretrained_cfg(name.replace("/", "-"), tag) if tag else {}
-    kept = {key: value for key, value in known.items() if key in KEPT_OF_PREPROCESS and value is not None}
-    return copy.deepcopy(model), kept
+    pretrained: Mapping[str, Any] = open_clip.get_pretrained_cfg(name.replace("/", "-"), tag) if tag else {}
+    preprocess = {key: value for key, value in pretrained.items() if key in KEPT_OF_PREPROCESS and value is not None}
+    return copy.deepcopy(model), preprocess
 
 
 def _fill(model: Any, checkpoint: Checkpoint) -> None:
@@ -151,7 +151,7 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
             f"describe, such as {unlike[0]}",
             next_step="give the checkpoint with the params.txt of its own training, or the right --model",
         )
-    if bad := [name for name, one in given.items() if one.is_floating_point() and not torch.isfinite(one).all()]:
+    if bad := [name for name, value in given.items() if value.is_floating_point() and not torch.isfinite(value).all()]:
         raise ModelError(
             f"{checkpoint.path}: {len(bad)} weights are not finite, such as {bad[0]}: the training has diverged",
             next_step="export an earlier checkpoint; train with a smaller --lr, or --precision amp_bf16",
@@ -207,12 +207,12 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     with model_failures("the tokeniser"):
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(str(folder))
-        found = open_clip.get_tokenizer(checked_model(f"{LOCAL}{folder}"))
-        same = all(torch.equal(tokenizer([text]), found([text])) for text in TRIED)
+        reopened = open_clip.get_tokenizer(checked_model(f"{LOCAL}{folder}"))
+        same = all(torch.equal(tokenizer([text]), reopened([text])) for text in TRIED)
     if not same:
         raise ModelError(
             f"the training's tokeniser ({type(tokenizer).__name__}) is not the one that open_clip finds by the "
-            f"folder's files ({type(found).__name__}): texts would get other tokens",
+            f"folder's files ({type(reopened).__name__}): texts would get other tokens",
             next_step='name the tokeniser in the configuration of the model: "hf_tokenizer_name" of its text_cfg',
         )
 
@@ -257,9 +257,9 @@ def _samples_seen(checkpoint: Checkpoint) -> int | None:
     log = None if checkpoint.params is None else checkpoint.params.with_name("out.log")
     if log is None or checkpoint.epoch is None or not log.is_file():
         return None
-    of_epochs = {one.epoch: one.samples_per_epoch for one in read(log).iterations}
-    seen = [of_epochs.get(epoch) for epoch in range(checkpoint.epoch)]
-    return None if None in seen else sum(one or 0 for one in seen)
+    of_epochs = {iteration.epoch: iteration.samples_per_epoch for iteration in read(log).iterations}
+    samples = [of_epochs.get(epoch) for epoch in range(checkpoint.epoch)]
+    return None if None in samples else sum(count or 0 for count in samples)
 
 
 def _shards_digest(arguments: Arguments) -> str | None:
@@ -332,14 +332,14 @@ def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:
     import torch
 
     with model_failures(f"{LOCAL}{folder}"):
-        found = open_clip.create_model(f"{LOCAL}{folder}", require_pretrained=True).eval()
-    before, after = trained.state_dict(), found.state_dict()
-    differing = [name for name in before if name not in after or not torch.equal(before[name], after[name])]
-    prepared = [json.dumps(model.visual.preprocess_cfg, sort_keys=True) for model in (trained, found)]
+        loaded = open_clip.create_model(f"{LOCAL}{folder}", require_pretrained=True).eval()
+    weights, after = trained.state_dict(), loaded.state_dict()
+    differing = [name for name in weights if name not in after or not torch.equal(weights[name], after[name])]
+    prepared = [json.dumps(model.visual.preprocess_cfg, sort_keys=True) for model in (trained, loaded)]
     if prepared[0] != prepared[1]:
         differing.append("the preparation of images")
-    given = _outputs(found, tokenizer)
-    differing += [name for name, one in _outputs(trained, tokenizer).items() if not one.equal(given[name])]
+    given = _outputs(loaded, tokenizer)
+    differing += [name for name, output in _outputs(trained, tokenizer).items() if not output.equal(given[name])]
     if differing:
         raise ModelError(
             f"the folder would not give the trained model back: {len(differing)} things differ, first {differing[0]}",

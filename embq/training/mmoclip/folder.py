@@ -60,18 +60,18 @@ def _log_below(folder: Path) -> Path:
         )
     if (folder / LOG).is_file():
         return folder / LOG
-    found = sorted(folder.rglob(LOG))
-    if not found:
+    logs = sorted(folder.rglob(LOG))
+    if not logs:
         raise InputError(
             f"{folder} holds no {LOG}",
             next_step=f"name the folder that holds logs/test/{LOG}; `embq bench mmoclip` without a folder trains",
         )
-    if len(found) > 1:
+    if len(logs) > 1:
         raise InputError(
-            f"{folder} holds {len(found)} logs: {', '.join(str(one.parent.relative_to(folder)) for one in found[:4])}",
+            f"{folder} holds {len(logs)} logs: {', '.join(str(path.parent.relative_to(folder)) for path in logs[:4])}",
             next_step="name one of them, or several folders, which are then compared",
         )
-    return found[0]
+    return logs[0]
 
 
 def _params(path: Path) -> dict[str, str]:
@@ -84,8 +84,8 @@ def _launch(path: Path) -> dict[str, Any]:
     for folder in list(path.parents)[:3]:
         if (folder / LAUNCH).is_file():
             try:
-                found = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
+                note = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 return {}
-            return found if isinstance(found, dict) and found.get("schema") == 1 else {}
+            return note if isinstance(note, dict) and note.get("schema") == 1 else {}
     return {}

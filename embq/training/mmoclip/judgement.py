@@ -43,23 +43,23 @@ def _other_arguments(training: Training) -> list[str]:
 def _other_figures(training: Training) -> list[str]:
     """Arguments that contradict the lines of the iterations."""
     log, settings = training.log, training.settings
-    found = []
+    reasons = []
 
     def compare(name: str, found_value: int | None, where: str) -> None:
         if found_value is not None and name in settings and settings[name] != str(found_value):
-            found.append(f"the log is of another training: {name} is {settings[name]}, but {where} {found_value}")
+            reasons.append(f"the log is of another training: {name} is {settings[name]}, but {where} {found_value}")
 
     compare("world_size", log.world_size, "its rates are those of")
     compare("train_num_samples", log.samples, "its lines count to")
     world = log.world_size or 1
     if log.global_batch is not None and settings.get("log_every_n_steps") == "1" and settings.get("accum_freq") == "1":
         compare("batch_size", log.global_batch // world, "its lines are as far apart as with")
-    return found or _other_loss(log, settings)
+    return reasons or _other_loss(log, settings)
 
 
 def _other_loss(log: Log, settings: Mapping[str, str]) -> list[str]:
     """A loss that contradicts the global batch: with one pair repeated, it is ln(global batch)."""
-    if broken := [one.at for one in log.iterations if one.loss is not None and not math.isfinite(one.loss)]:
+    if broken := [line.at for line in log.iterations if line.loss is not None and not math.isfinite(line.loss)]:
         return [f"the loss is no number from line {broken[0]} on: the training broke"]
     if settings.get("dataset_type", "synthetic") != "synthetic" or settings.get("siglip") == "True":
         return []
@@ -86,7 +86,7 @@ def _missing(training: Training) -> tuple[str, ...]:
     done, every = len(log.iterations), settings.get("log_every_n_steps", "1")
     if every != "1":
         return (f"the log has a line for every {every} iterations, and the total needs one for each",)
-    counts = [one.samples for one in log.iterations if one.epoch == log.iterations[0].epoch]
+    counts = [line.samples for line in log.iterations if line.epoch == log.iterations[0].epoch]
     if done < expected or log.iterations[-1].percent != 100:
         return (_unfinished(done, expected) + _ending(training),)
     if counts != [batch * (i + 1) for i in range(len(counts))] or done > expected:
@@ -234,8 +234,8 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
     """Reasons why a total on these GPUs cannot be compared with the baseline."""
     baseline = f"the baseline is that of {required.BASELINE_GPUS} {required.BASELINE_GPU}"
     if world_size != required.BASELINE_GPUS:
-        known = {None: "it is not known on how many GPUs", 1: "1 process"}
-        count = known.get(world_size, f"{world_size} processes")
+        special = {None: "it is not known on how many GPUs", 1: "1 process"}
+        count = special.get(world_size, f"{world_size} processes")
         return [f"{count}{f' of {gpu}' if gpu else ''}: {baseline}"]
     if not gpu:
         return [f"it is not known on which GPUs: {baseline}; --gpu NAME says it"]
@@ -266,8 +266,8 @@ def _figures(training: Training, nodes: int | None, contradictions: Sequence[str
         model=settings.get("model"),
         batch_size=batch,
         done_percent_last=lines[-1].percent if lines else None,
-        throughput_avg=_mean([one.per_s for one in lines]),
-        time_per_iteration_secs_avg=_mean([one.batch_s for one in lines]),
+        throughput_avg=_mean([line.per_s for line in lines]),
+        time_per_iteration_secs_avg=_mean([line.batch_s for line in lines]),
         total_time_secs=None if contradictions or missing else counted,
         world_size=world,
         first_iteration_s=lines[0].batch_s if lines else None,
@@ -301,7 +301,7 @@ def _number(settings: Mapping[str, str], name: str) -> int | None:
 
 def _sum(lines: Sequence[Iteration]) -> float | None:
     """Sum to the third decimal, as in the log."""
-    return round(math.fsum(one.batch_s for one in lines), 3) if lines else None
+    return round(math.fsum(line.batch_s for line in lines), 3) if lines else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -18,18 +18,18 @@ DPI = 150
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
-def draw(one: Judgement, path: Path) -> None:
+def draw(judgement: Judgement, path: Path) -> None:
     """Write the plot as PNG. The training has one iteration at least."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    lines, figures = one.training.log.iterations, one.figures
+    lines, figures = judgement.training.log.iterations, judgement.figures
     numbers, rates = range(1, len(lines) + 1), [line.per_s for line in lines]
     axes.plot(numbers, rates, "o-", color=BLUE, markersize=3, linewidth=1, label="each iteration")
     axes.plot(1, rates[0], "o", color=ORANGE, markersize=8, label=f"the first, {lines[0].batch_s:g} s: not counted")
     if figures.throughput_avg is not None:
         axes.axhline(figures.throughput_avg, color=GREEN, linestyle="--", label=f"mean {figures.throughput_avg:,.1f}/s")
-    published = _published(axes, one, max(rates))
+    published = _published(axes, judgement, max(rates))
     axes.set_xlabel(f"iteration, of {figures.iterations_expected or len(lines):,}")
     axes.set_ylabel("samples/s of all processes")
     axes.set_xlim(0.5, max(figures.iterations_expected or 0, len(lines)) + 0.5)
@@ -37,13 +37,13 @@ def draw(one: Judgement, path: Path) -> None:
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_ylim(0, 1.12 * max(*rates, published))
     axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
-    axes.set_title(_title(one), loc="left", fontsize=11)
+    axes.set_title(_title(judgement), loc="left", fontsize=11)
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def _published(axes: Axes, one: Judgement, most: float) -> float:
+def _published(axes: Axes, judgement: Judgement, most: float) -> float:
     """Plot the published rate for as many A100; returns 0 where it is for another model, or off the scale."""
-    world, model = one.figures.world_size, one.training.settings.get("model", required.MODEL)
+    world, model = judgement.figures.world_size, judgement.training.settings.get("model", required.MODEL)
     rate = (world or 0) * required.PUBLISHED_PER_GPU_S
     if model != required.MODEL or not 0 < rate < 4 * most:
         return 0.0
@@ -52,9 +52,9 @@ def _published(axes: Axes, one: Judgement, most: float) -> float:
     return rate
 
 
-def _title(one: Judgement) -> str:
-    figures = one.figures
+def _title(judgement: Judgement) -> str:
+    figures = judgement.figures
     total = "no total" if figures.total_time_secs is None else f"total {figures.total_time_secs:,.2f} s"
-    on = f" on {one.gpu}" if one.gpu else ""
+    on = f" on {judgement.gpu}" if judgement.gpu else ""
     processes = "" if figures.world_size is None else f", {figures.world_size} x {figures.batch_size} samples{on}"
-    return f"MMoCLIP: {short(figures.model or 'model not known')}{processes}; {total} ({one.verdict})"
+    return f"MMoCLIP: {short(figures.model or 'model not known')}{processes}; {total} ({judgement.verdict})"

@@ -58,16 +58,16 @@ def differences(settings: Mapping[str, str]) -> list[str]:
     """Reasons why a training with these arguments is not comparable with the benchmark."""
     if not settings:
         return ["the arguments of the training are not known: there is no params.txt beside the log"]
-    found = []
+    reasons = []
     for name, value in VALUES.items():
         if name not in settings:
-            found.append(f"{name} is not known: {value} is required")
+            reasons.append(f"{name} is not known: {value} is required")
         elif settings[name] != value:
-            found.append(f"{name} is {settings[name]}: {value} is required")
+            reasons.append(f"{name} is {settings[name]}: {value} is required")
     for name, value in WHOLE_WORK.items():
         if settings.get(name, value) != value:
-            found.append(f"{name} is {settings[name]}, which changes the work")
-    return found
+            reasons.append(f"{name} is {settings[name]}, which changes the work")
+    return reasons
 
 
 def iterations(samples: int, world_size: int, batch_size: int) -> int:

@@ -45,13 +45,13 @@ class LogProgress:
         done, took = len(self._times), self._clock() - self._began
         if not done:
             return f"starting: {duration(took)}; the first iteration takes longest, and is not counted"
-        left = "the rest cannot be told before the second iteration"
+        remaining = "the rest cannot be told before the second iteration"
         if counted := self._times[1:]:
             mean = sum(counted) / len(counted)
-            left = f"{mean:.3g} s each, about {duration(mean * (self._iterations - done))} left"
-        return f"iteration {done:,} of {self._iterations:,}, {self._rate:,.4g} samples/s, {left}"
+            remaining = f"{mean:.3g} s each, about {duration(mean * (self._iterations - done))} left"
+        return f"iteration {done:,} of {self._iterations:,}, {self._rate:,.4g} samples/s, {remaining}"
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what was appended to the log."""
         try:
             with self._path.open("rb") as file:
@@ -68,7 +68,7 @@ class LogProgress:
 
     def show(self, shown: ProgressLine) -> None:
         """Look, and show the progress line."""
-        self.look()
+        self.poll()
         shown.show(self.line())
 
 
@@ -105,23 +105,23 @@ def run(plan: Plan) -> Judgement | None:
         write(plan.place / folder.LAUNCH, {**note, "status": status, "last_words": words})
         # A checkpoint of 5 GB: at a learning rate of 0 nothing was learned.
         shutil.rmtree(log.parent / "checkpoints", ignore_errors=True)
-        found = keep(judge(folder.find(log)), plan.place) if log.exists() else None
-    if found is not None or (plan.request.nodes > 1 and not status):
-        return found
+        judgement = keep(judge(folder.find(log)), plan.place) if log.exists() else None
+    if judgement is not None or (plan.request.nodes > 1 and not status):
+        return judgement
     raise InputError(
         f"the training ended with status {status} before its log began: {words}",
         next_step=f"its output is in {plan.place / CONSOLE}",
     )
 
 
-def keep(one: Judgement, place: Path) -> Judgement:
+def keep(judgement: Judgement, place: Path) -> Judgement:
     """Write a judgement to a folder, with a plot where there is an iteration."""
-    write(place / RESULT, one.describe())
-    if one.training.log.iterations:
+    write(place / RESULT, judgement.describe())
+    if judgement.training.log.iterations:
         from embq.training.mmoclip.picture import draw
 
-        draw(one, place / PICTURE)
-    return one
+        draw(judgement, place / PICTURE)
+    return judgement
 
 
 def _note(plan: Plan) -> dict[str, Any]:

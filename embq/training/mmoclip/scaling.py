@@ -73,28 +73,28 @@ class Scaling:
 def compare(judgements: Sequence[Judgement]) -> Scaling:
     """Compare trainings. InputError where they are not of one series."""
     for name in ("model", "train_num_samples", "precision", "grad_checkpointing"):
-        values = sorted({str(one.training.settings.get(name)) for one in judgements})
+        values = sorted({str(judgement.training.settings.get(name)) for judgement in judgements})
         if len(values) > 1:
             raise InputError(
                 f"these trainings are not of one series: {name} is {' and '.join(values)}",
                 next_step="name logs that differ in their number of GPUs only",
             )
-    ordered = sorted(judgements, key=lambda one: one.figures.world_size or 0)
+    ordered = sorted(judgements, key=lambda judgement: judgement.figures.world_size or 0)
     first = ordered[0]
     base = None if first.faults else first.figures.samples_per_s_per_gpu
-    return Scaling(points=tuple(Point(judgement=one, efficiency=_efficiency(one, base)) for one in ordered))
+    return Scaling(points=tuple(Point(judgement=judged, efficiency=_efficiency(judged, base)) for judged in ordered))
 
 
-def _efficiency(one: Judgement, base: float | None) -> float | None:
-    rate = one.figures.samples_per_s_per_gpu
-    return None if one.faults or base is None or rate is None else rate / base
+def _efficiency(judgement: Judgement, base: float | None) -> float | None:
+    rate = judgement.figures.samples_per_s_per_gpu
+    return None if judgement.faults or base is None or rate is None else rate / base
 
 
 def draw(scaling: Scaling, path: Path) -> None:
     """Plot samples per second over processes, beside perfect scaling."""
     shown = [point.judgement for point in scaling.points if point.efficiency is not None]
-    sizes = [one.figures.world_size or 0 for one in shown]
-    rates = [one.figures.samples_per_s or 0.0 for one in shown]
+    sizes = [judgement.figures.world_size or 0 for judgement in shown]
+    rates = [judgement.figures.samples_per_s or 0.0 for judgement in shown]
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -121,10 +121,10 @@ def draw(scaling: Scaling, path: Path) -> None:
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def title(one: Judgement) -> str:
+def title(judgement: Judgement) -> str:
     """Title of the plot: model, and devices where they are known."""
-    on = one.gpu or ("the CPU" if on_cpu(one.training.settings) else "")
-    return f"MMoCLIP: {table.short(one.figures.model or 'model not known')}{f' on {on}' if on else ''}"
+    on = judgement.gpu or ("the CPU" if on_cpu(judgement.training.settings) else "")
+    return f"MMoCLIP: {table.short(judgement.figures.model or 'model not known')}{f' on {on}' if on else ''}"
 
 
 def keep(scaling: Scaling, place: Path) -> None:

@@ -48,58 +48,58 @@ def cell(value: Any, how: str) -> str:
     return "-" if value is None else format(value, how)
 
 
-def lines(one: Judgement) -> list[str]:
+def lines(run: Judgement) -> list[str]:
     """The table of one training, and its verdict."""
-    return [*columns(list(COLUMNS), [cells(one.figures)]), "", *verdict(one)]
+    return [*columns(list(COLUMNS), [cells(run.figures)]), "", *verdict(run)]
 
 
-def verdict(one: Judgement) -> list[str]:
+def verdict(run: Judgement) -> list[str]:
     """The verdict of a training, its speed beside the published one, and its conditions."""
-    return [*_verdict(one), *_speed(one), _conditions(one)]
+    return [*_verdict(run), *_speed(run), _conditions(run)]
 
 
-def _verdict(one: Judgement) -> list[str]:
-    figures = one.figures
-    if one.verdict in (PASS, FAIL):
-        sign = "<=" if one.verdict == PASS else ">"
-        return [f"{one.verdict}: {figures.total_time_secs} s {sign} {required.BASELINE_S:g} s on 32 A100, the baseline"]
-    if one.verdict == NOT_COMPARABLE:
-        return [f"not comparable with the baseline of {required.BASELINE_S:g} s on 32 A100:", *_listed(one.reasons)]
-    found = ["no total: " + one.faults[0], *_listed(one.faults[1:])]
-    if figures.counted_secs is not None and one.verdict != UNSOUND:
-        found.append(
+def _verdict(run: Judgement) -> list[str]:
+    figures = run.figures
+    if run.verdict in (PASS, FAIL):
+        sign = "<=" if run.verdict == PASS else ">"
+        return [f"{run.verdict}: {figures.total_time_secs} s {sign} {required.BASELINE_S:g} s on 32 A100, the baseline"]
+    if run.verdict == NOT_COMPARABLE:
+        return [f"not comparable with the baseline of {required.BASELINE_S:g} s on 32 A100:", *_listed(run.reasons)]
+    sentences = ["no total: " + run.faults[0], *_listed(run.faults[1:])]
+    if figures.counted_secs is not None and run.verdict != UNSOUND:
+        sentences.append(
             f"{figures.counted_secs:.3f} s for {_iterations(figures.counted_iterations)} counted, "
             f"from the second on (the first: {figures.first_iteration_s} s)"
         )
     if figures.estimated_total_secs is not None:
-        found.append(f"an estimate of the whole at their mean, and no result: {figures.estimated_total_secs:.1f} s")
-    return found + (["also not comparable:", *_listed(one.reasons)] if one.reasons else [])
+        sentences.append(f"an estimate of the whole at their mean, and no result: {figures.estimated_total_secs:.1f} s")
+    return sentences + (["also not comparable:", *_listed(run.reasons)] if run.reasons else [])
 
 
 def _iterations(count: int) -> str:
     return f"{count:,} iteration{'' if count == 1 else 's'}"
 
 
-def _speed(one: Judgement) -> list[str]:
-    figures = one.figures
-    if figures.samples_per_s_per_gpu is None or one.verdict == UNSOUND:
+def _speed(run: Judgement) -> list[str]:
+    figures = run.figures
+    if figures.samples_per_s_per_gpu is None or run.verdict == UNSOUND:
         return []
-    each = "process" if on_cpu(one.training.settings) else "GPU"
+    each = "process" if on_cpu(run.training.settings) else "GPU"
     text = f"{figures.samples_per_s_per_gpu:.2f} samples/s per {each} from the second iteration on"
     published = f"; published: {required.PUBLISHED_PER_GPU_S:g} per A100"
-    found = [text + (published if each == "GPU" and figures.model in (None, required.MODEL) else "")]
-    if one.extrapolated_secs is not None and not one.comparable:
-        found.append(
-            f"extrapolation, and no result: 32 GPUs, each as fast as here, would take {one.extrapolated_secs:,.0f} s"
+    speeds = [text + (published if each == "GPU" and figures.model in (None, required.MODEL) else "")]
+    if run.extrapolated_secs is not None and not run.comparable:
+        speeds.append(
+            f"extrapolation, and no result: 32 GPUs, each as fast as here, would take {run.extrapolated_secs:,.0f} s"
         )
-    return found
+    return speeds
 
 
-def _conditions(one: Judgement) -> str:
-    settings, figures, versions = one.training.settings, one.figures, one.training.launch.get("versions", {})
-    known = {
+def _conditions(run: Judgement) -> str:
+    settings, figures, versions = run.training.settings, run.figures, run.training.launch.get("versions", {})
+    conditions = {
         "processes": figures.world_size,
-        "on": one.gpu or None,
+        "on": run.gpu or None,
         "precision": settings.get("precision"),
         "grad_checkpointing": settings.get("grad_checkpointing"),
         "torchcompile": settings.get("torchcompile"),
@@ -109,7 +109,7 @@ def _conditions(one: Judgement) -> str:
         "loss": figures.loss,
         "ln(global batch)": figures.loss_expected,
     }
-    return ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+    return ", ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
 
 
 def _listed(sentences: Sequence[str]) -> list[str]:

@@ -97,7 +97,7 @@ def open_checkpoint(given: Path) -> Checkpoint:
     path = given if given.is_file() else latest_in(given)
     content = _loaded(path)
     weights = content.get("state_dict", content)
-    if not isinstance(weights, Mapping) or not weights or not all(_is_tensor(one) for one in weights.values()):
+    if not isinstance(weights, Mapping) or not weights or not all(_is_tensor(weight) for weight in weights.values()):
         raise InputError(
             f"{path} holds no weights of a model", next_step="give an epoch_N.pt of open_clip, or its training's folder"
         )

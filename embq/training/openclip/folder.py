@@ -59,11 +59,11 @@ def begin(plan: Plan) -> Iterator[LockedFolder]:
     folder.read_record()  # before the lock is written into it
     with folder.locked():
         settings = _settings(plan)
-        before = folder.read_record()
-        if before is None:
+        recorded = folder.read_record()
+        if recorded is None:
             folder.write_record(settings)
         else:
-            _check_same(root, before, settings)
+            _check_same(root, recorded, settings)
         bring_forward(root)
         log = root / LOG
         yield LockedFolder(
@@ -89,9 +89,9 @@ def _settings(plan: Plan) -> dict[str, Any]:
     return content
 
 
-def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_same(folder: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
     """OutputError that names the first setting with another value."""
-    old, new = ({**content, **content["settings"]} for content in (before, now))
+    old, new = ({**content, **content["settings"]} for content in (recorded, now))
     for name in ("shards", "model", "processes", "exact", *sorted(now["settings"])):
         if old.get(name) != new[name]:
             change = "other shards" if name == "shards" else f"{name} {old.get(name)!r}, now {new[name]!r}"
@@ -135,13 +135,13 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
         parse(log, part.decode(errors="replace").splitlines()) for part in (written[begun.log_bytes :], written)
     )
     iterations = now.iterations[1:]
-    heard, unreadable = noted(begun.folder / UNREADABLE)
+    reporting, unreadable = noted(begun.folder / UNREADABLE)
     epochs = range(plan.settings.epochs) if plan.request.exact else ()
     return Result(
         epochs=epochs_done(begun.folder),
-        samples_per_s=sum(one.per_s for one in iterations) / len(iterations) if iterations else None,
+        samples_per_s=sum(iteration.per_s for iteration in iterations) / len(iterations) if iterations else None,
         unreadable=tuple(f"{shard} {member}".rstrip() for shard, member in unreadable),
-        unheard=max(0, int(ever.settings.get("world_size", 1)) - heard),
+        unheard=max(0, int(ever.settings.get("world_size", 1)) - reporting),
         inexact=tuple(why for epoch in epochs if (why := _inexact(plan, begun.folder / KEYS, epoch))),
     )
 
@@ -157,14 +157,14 @@ def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
 
 def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
     """Reason why an epoch did not have each sample once, by the recorded keys; "" where it did."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
-        seen.update(path.read_text(encoding="utf-8").splitlines())
-    again = [line for line, times in seen.items() if times > 1]
-    missing = plan.samples - len(seen)
+        counts.update(path.read_text(encoding="utf-8").splitlines())
+    again = [line for line, times in counts.items() if times > 1]
+    missing = plan.samples - len(counts)
     if not missing and not again:
         return ""
-    of_shards = Counter(line.partition("\t")[0] for line in seen)
+    of_shards = Counter(line.partition("\t")[0] for line in counts)
     expected = zip(absolute(plan.shards.urls), plan.shards.counts or (), strict=True)
     short = [f"{os.path.basename(url)} ({lack:,})" for url, count in expected if (lack := count - of_shards[url])]
     return (

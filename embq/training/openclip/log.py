@@ -72,8 +72,8 @@ class Log:
         """Numbers of the lines at which the samples count from the start again."""
         return tuple(
             after.at
-            for before, after in pairwise(self.iterations)
-            if (after.epoch, after.samples) <= (before.epoch, before.samples)
+            for previous, after in pairwise(self.iterations)
+            if (after.epoch, after.samples) <= (previous.epoch, previous.samples)
         )
 
     @property
@@ -88,8 +88,8 @@ class Log:
         """Samples of one iteration: the least distance of two lines; None without lines."""
         if not self.iterations:
             return None
-        samples = [0, *(one.samples for one in self.iterations)]
-        return min((after - before for before, after in pairwise(samples) if after > before), default=None)
+        samples = [0, *(line.samples for line in self.iterations)]
+        return min((after - previous for previous, after in pairwise(samples) if after > previous), default=None)
 
     @property
     def samples(self) -> int | None:
@@ -99,7 +99,7 @@ class Log:
     @property
     def losses(self) -> tuple[float, ...]:
         """The finite losses."""
-        return tuple(one.loss for one in self.iterations if one.loss is not None and math.isfinite(one.loss))
+        return tuple(line.loss for line in self.iterations if line.loss is not None and math.isfinite(line.loss))
 
 
 def read(path: Path) -> Log:
@@ -174,10 +174,10 @@ class Pace:
         since, began = self._first
         rate = (done - since) / (at - began) if at > began else 0.0
         speed = f", {rate:,.1f} samples/s" if rate else ""
-        left = f", about {duration((total - done) / rate)} left" if rate and done < total else ""
+        remaining = f", about {duration((total - done) / rate)} left" if rate and done < total else ""
         loss = "" if now.loss is None else f", loss {now.loss:.4f}"
         part = now.samples / now.samples_per_epoch
-        return f"epoch {now.epoch + 1} of {self._epochs}: {now.samples:,} samples ({part:.0%}){speed}{loss}{left}"
+        return f"epoch {now.epoch + 1} of {self._epochs}: {now.samples:,} samples ({part:.0%}){speed}{loss}{remaining}"
 
 
 class Line(logging.Handler):
@@ -214,7 +214,7 @@ def shown_progress(enabled: bool) -> Iterator[None]:
     from open_clip_train import main
 
     set_up, parse = main.setup_logging, main.parse_args
-    before = logging.root.handlers[:]
+    former = logging.root.handlers[:]
     line = Line(Pace(1), sys.stderr)
 
     def parsed(flags: Any) -> Any:
@@ -225,7 +225,7 @@ def shown_progress(enabled: bool) -> Iterator[None]:
     def quiet(*args: Any, **options: Any) -> None:
         set_up(*args, **options)
         # Only its file, and neither its terminal nor what Ray or another launcher has put there.
-        files = [one for one in logging.root.handlers if one not in before and isinstance(one, logging.FileHandler)]
+        files = [item for item in logging.root.handlers if item not in former and isinstance(item, logging.FileHandler)]
         logging.root.handlers[:] = [*files, line]
         for name in logging.root.manager.loggerDict:  # of which open_clip has made all tell everything
             if name.partition(".")[0] == "torch":
@@ -235,5 +235,5 @@ def shown_progress(enabled: bool) -> Iterator[None]:
         with mock.patch.multiple(main, setup_logging=quiet, parse_args=parsed):
             yield
     finally:
-        logging.root.handlers[:] = before
+        logging.root.handlers[:] = former
         line.close()

@@ -65,17 +65,17 @@ def checked_model(model: str, cache: str | None = None, *, weights: bool = True)
 
 def pinned(model: str, cache: str | None = None) -> str:
     """`hf-hub:ORG/NAME@COMMIT` of a model of the hub, other names as they are; raises as `checked_model`."""
-    found = checked_model(model, cache, weights=False)
-    return f"{model}@{Path(found).name}" if model.startswith(HUB) and "@" not in model else model
+    path = checked_model(model, cache, weights=False)
+    return f"{model}@{Path(path).name}" if model.startswith(HUB) and "@" not in model else model
 
 
 def _snapshot(repository: str, model: str, cache: str | None, weights: Sequence[str] = ()) -> Path:
     from huggingface_hub import snapshot_download
 
     name, _, commit = repository.partition("@")
-    wanted = [*SMALL_FILES, *weights]
+    patterns = [*SMALL_FILES, *weights]
     try:
-        return Path(snapshot_download(name, revision=commit or None, cache_dir=cache, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=commit or None, cache_dir=cache, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{model}: {repository} cannot be had from the model hub: {str(error).partition('.')[0]}",
@@ -91,9 +91,9 @@ def initial_model(model: str) -> InitialModel:
     # A folder may be called as an architecture is, such as that of its training.
     if model.startswith((LOCAL, ".", "/", "~")) or (folder / CONFIG).is_file():
         return _of_folder(folder)
-    known = _architectures()
-    if model.replace("/", "-") not in known:
-        near = difflib.get_close_matches(model, known, n=4, cutoff=0.4)
+    architectures = _architectures()
+    if model.replace("/", "-") not in architectures:
+        near = difflib.get_close_matches(model, architectures, n=4, cutoff=0.4)
         raise ModelError(
             f"--model {model}: open_clip has no such architecture, and there is no folder of this name with {CONFIG}",
             next_step=f"near matches: {', '.join(near)}" if near else f"such as ViT-B-32, or a folder with {CONFIG}",

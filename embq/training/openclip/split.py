@@ -118,9 +118,9 @@ class Split:
         )
 
 
-def _divisors_near(number: int, wanted: int) -> list[int]:
+def _divisors_near(number: int, target: int) -> list[int]:
     """Divisors of a number, nearest to the wanted one first."""
-    return sorted(_divisors(number), key=lambda one: (abs(one - wanted), one))[:SUGGESTED]
+    return sorted(_divisors(number), key=lambda divisor: (abs(divisor - target), divisor))[:SUGGESTED]
 
 
 def _divisors(number: int) -> Iterator[int]:
@@ -132,5 +132,5 @@ def _divisors(number: int) -> Iterator[int]:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    *others, last = sorted(numbers)
-    return f"{', '.join(map(str, others))} or {last}" if others else str(last)
+    *leading, last = sorted(numbers)
+    return f"{', '.join(map(str, leading))} or {last}" if leading else str(last)

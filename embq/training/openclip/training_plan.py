@@ -273,9 +273,9 @@ def _check_split(request: TrainingRequest, shards: Shards, processes: int | None
         return
     split.check_exact()
     batches = sum(counts) // (processes * request.batch_size)
-    if left := batches % batches_of_a_step:
+    if remainder := batches % batches_of_a_step:
         raise InputError(
             f"--exact: of the {batches:,} batches of a process, --accum-freq {batches_of_a_step} leaves the last "
-            f"{left:,} without a step",
+            f"{remainder:,} without a step",
             next_step=f"an --accum-freq that divides {batches:,}, or another --batch-size",
         )

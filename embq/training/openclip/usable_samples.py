@@ -48,7 +48,7 @@ class UsableSamples:
             reasons.append(f"{self.extensions.total():,} without a .jpg, .jpeg, .png or .webp (they have {kinds})")
         return f"{self.left_out:,} of {self.samples:,} samples are left out by open_clip: {' and '.join(reasons)}"
 
-    def look(self, members: Iterable[Member]) -> None:
+    def scan(self, members: Iterable[Member]) -> None:
         """Count the samples of members: neighbours with one key, as open_clip groups them."""
         key, extensions = "", set[str]()
         for member in members:
@@ -79,7 +79,7 @@ def count_usable(urls: Iterable[str]) -> UsableSamples:
     """
     looked = UsableSamples()
     for url in urls:
-        looked.look(_members(url))
+        looked.scan(_members(url))
     return looked
 
 

@@ -141,11 +141,11 @@ def save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     # Copies, because safetensors refuses tensors that share memory.
-    own = {name: one.detach().cpu().contiguous().clone() for name, one in weights.items()}
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     try:
         save_file(own, path, {"format": "pt"})
     except SafetensorError as error:
         # safetensors is written in Rust and passes the system's error on as text.
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
         raise

@@ -27,30 +27,30 @@ def option(
     kind: Any = None,
     *,
     metadata: Mapping[str, Any] = _NOTHING,
-    **more: Any,
+    **extra: Any,
 ) -> T:
     """A field with its option.
 
     Args:
-        value: default of the field, and of the option unless `more` has another.
+        value: default of the field, and of the option unless `extra` has another.
         kind: type of the option.
         metadata: of the field, beside the option.
-        more: further arguments of `click.option`; `name` and `short` are the flag, where it is not the field's, and -X.
+        extra: further arguments of `click.option`; `name` and `short` are the flag, if it is not the field's, and -X.
     """
-    made = {"help": help_, "type": kind, "default": value, **more}
-    one: T = field(default=value, metadata={**metadata, "option": made})
-    return one
+    arguments = {"help": help_, "type": kind, "default": value, **extra}
+    declared: T = field(default=value, metadata={**metadata, "option": arguments})
+    return declared
 
 
-def required(help_: str, kind: Any = None, *, metadata: Mapping[str, Any] = _NOTHING, **more: Any) -> Any:
+def required(help_: str, kind: Any = None, *, metadata: Mapping[str, Any] = _NOTHING, **extra: Any) -> Any:
     """A field without a default, whose option has to be given; arguments as of `option`."""
-    return field(metadata={**metadata, "option": {"help": help_, "type": kind, "required": True, **more}})
+    return field(metadata={**metadata, "option": {"help": help_, "type": kind, "required": True, **extra}})
 
 
-def flag(one: Field[Any]) -> str:
+def flag(declared: Field[Any]) -> str:
     """The flag of a field: its name, unless the option has another."""
-    other: str = one.metadata["option"].get("name", "")
-    return other or "--" + one.name.replace("_", "-")
+    other: str = declared.metadata["option"].get("name", "")
+    return other or "--" + declared.name.replace("_", "-")
 
 
 def options_of(settings: Any, *, only: str = "", without: str = "", unset: bool = False) -> Callable[[F], F]:
@@ -61,17 +61,17 @@ def options_of(settings: Any, *, only: str = "", without: str = "", unset: bool 
         without: a field whose option to leave out; "" for none.
         unset: whether an option that is not given is None in place of its default.
     """
-    chosen = [one for one in fields(settings) if "option" in one.metadata and one.name != without]
-    chosen = [one for one in chosen if only in ("", one.name)]
+    chosen = [declared for declared in fields(settings) if "option" in declared.metadata and declared.name != without]
+    chosen = [declared for declared in chosen if only in ("", declared.name)]
 
     def decorated(function: F) -> F:
-        for one in reversed(chosen):
-            more = dict(one.metadata["option"])
-            more.pop("name", None)
-            names = [flag(one), one.name, *([more.pop("short")] if "short" in more else [])]
+        for declared in reversed(chosen):
+            arguments = dict(declared.metadata["option"])
+            arguments.pop("name", None)
+            names = [flag(declared), declared.name, *([arguments.pop("short")] if "short" in arguments else [])]
             if unset:
-                more["default"] = None
-            function = sections.option(*names, **more)(function)
+                arguments["default"] = None
+            function = sections.option(*names, **arguments)(function)
         return function
 
     return decorated

@@ -27,7 +27,7 @@ def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
     """
     prefix = f"{prefix}{socket.gethostname()}-"
     _sweep(parent, prefix)
-    folder, held = _made(parent, prefix, mode)
+    folder, held = _created(parent, prefix, mode)
     try:
         yield folder
     finally:
@@ -35,7 +35,7 @@ def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
         os.close(held)
 
 
-def _made(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
+def _created(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
     """(new folder, descriptor that locks it)."""
     while True:
         folder = parent / f"{prefix}{secrets.token_hex(8)}"

@@ -53,9 +53,9 @@ def path_of(pattern: Pattern) -> Path:
 def require_same(plan: Plan, record: Mapping[str, Any]) -> None:
     """InputError if shards of another conversion, or of an unknown one, have names of the pattern."""
     pattern = plan.layout.pattern
-    existing = pattern.there()
-    before = _read(path_of(pattern))
-    if before is None:
+    existing = pattern.existing()
+    earlier = _read(path_of(pattern))
+    if earlier is None:
         if existing:
             raise InputError(
                 f"{pattern.folder / existing[0]}: is there already, and no conversion is known that made it",
@@ -63,9 +63,9 @@ def require_same(plan: Plan, record: Mapping[str, Any]) -> None:
                 next_step="name the shards otherwise, or write them into another folder",
             )
         return
-    if before.get("digest") != record["digest"]:
+    if earlier.get("digest") != record["digest"]:
         raise InputError(
-            f"{path_of(pattern)}: these shards are of another conversion: {_differences(before, record)}",
+            f"{path_of(pattern)}: these shards are of another conversion: {_differences(earlier, record)}",
             code="other_conversion",
             next_step="name the shards otherwise, write them into another folder, or remove those and this file",
         )
@@ -89,9 +89,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     names = ("seed", "samples_per_shard", "metadata", "samples", "classes")
-    differ = [f"{name} was {before.get(name)} and is {now[name]}" for name in names if before.get(name) != now[name]]
+    differ = [f"{name} was {earlier.get(name)} and is {now[name]}" for name in names if earlier.get(name) != now[name]]
     return ", ".join(differ) or "pictures have changed since"
 
 
@@ -107,11 +107,11 @@ class Converted:
 
     Attributes:
         written: shards that it wrote.
-        kept: shards that an earlier attempt had written.
+        skipped: shards that an earlier attempt had written.
     """
 
     written: int
-    kept: int
+    skipped: int
 
 
 def convert(
@@ -119,7 +119,7 @@ def convert(
     source: str,
     *,
     processes: int,
-    kept: Callable[[ShardPlan], None] = lambda _: None,
+    skipped: Callable[[ShardPlan], None] = lambda _: None,
     wrote: Callable[[ShardPlan], None] = lambda _: None,
 ) -> Converted:
     """Write the missing shards of a plan, then `classes.json`, `sizes.json` and the record.
@@ -130,7 +130,7 @@ def convert(
     Args:
         source: what the user named.
         processes: that write at once.
-        kept: called for each shard that is there already.
+        skipped: called for each shard that is there already.
         wrote: called for each shard that was written.
 
     Raises InputError for pictures that are not as planned and for a folder that holds other shards, OutputError where
@@ -140,26 +140,26 @@ def convert(
     with _disk_errors(pattern.folder), _locked(pattern.folder):
         require_same(plan, record)
         _require_classes(pattern.folder, plan.listing.classes)
-        existing = set(pattern.there())
-        left = []
+        existing = set(pattern.existing())
+        missing = []
         for shard in plan.slices():
             if pattern.name(shard.shard) in existing:
-                kept(shard)
+                skipped(shard)
             else:
-                left.append(shard)
-        _require_room(pattern.folder, left)
-        if left:
+                missing.append(shard)
+        _require_room(pattern.folder, missing)
+        if missing:
             _write(path_of(pattern), record)
             with scratch(pattern.folder, f".{pattern.stem or 'shards'}-unfinished-") as temporary:
                 settings = shard_settings(plan.listing, metadata=plan.layout.metadata, temporary=temporary)
-                for shard in each(partial(_written, pattern, settings), left, min(processes, len(left))):
+                for shard in each(partial(_written, pattern, settings), missing, min(processes, len(missing))):
                     wrote(shard)
         if plan.listing.classes is not None:
             overwrite(pattern.folder / CLASSES, rendered(list(plan.listing.classes)))
-        known = sizes_beside(str(pattern.folder)) or {}
-        overwrite(pattern.folder / SIZES, rendered(dict(sorted((known | plan.sizes()).items()))))
+        counts = sizes_beside(str(pattern.folder)) or {}
+        overwrite(pattern.folder / SIZES, rendered(dict(sorted((counts | plan.sizes()).items()))))
         _write(path_of(pattern), {**record, "finished": True})
-    return Converted(written=len(left), kept=plan.shards - len(left))
+    return Converted(written=len(missing), skipped=plan.shards - len(missing))
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:
@@ -172,8 +172,8 @@ def _written(pattern: Pattern, settings: ShardSettings, shard: ShardPlan) -> Sha
 
 
 def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
-    known = classes_beside(str(folder))
-    if classes is not None and known is not None and known != list(classes):
+    recorded = classes_beside(str(folder))
+    if classes is not None and recorded is not None and recorded != list(classes):
         raise InputError(
             f"{folder / CLASSES}: names other classes than these pictures have",
             code="other_classes",
@@ -181,9 +181,9 @@ def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
         )
 
 
-def _require_room(folder: Path, left: list[ShardPlan]) -> None:
+def _require_room(folder: Path, missing: list[ShardPlan]) -> None:
     """OutputError where the disk has no room for the remaining shards."""
-    needed = sum(one.bytes + OVERHEAD_BYTES * len(one.pictures) for one in left)
+    needed = sum(shard.bytes + OVERHEAD_BYTES * len(shard.pictures) for shard in missing)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OutputError(

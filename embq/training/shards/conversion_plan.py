@@ -40,22 +40,22 @@ class Pattern:
     def parse(text: str) -> Pattern:
         """Parse a pattern such as `out/train-%06d.tar`; UsageError where it is none."""
         folder, name = os.path.split(text)
-        found = list(_NUMBER.finditer(name))
+        numbers = list(_NUMBER.finditer(name))
         if "://" in text:
             raise UsageError(f"{text!r}: shards are written into a folder of this machine", next_step=EXAMPLE)
-        if len(found) != 1:
-            how_many = "no number" if not found else "more than one number"
+        if len(numbers) != 1:
+            how_many = "no number" if not numbers else "more than one number"
             raise UsageError(
                 f"{text!r}: there is {how_many} in the name that tells the shards apart", next_step=EXAMPLE
             )
-        before, after = name[: found[0].start()], name[found[0].end() :]
+        before, after = name[: numbers[0].start()], name[numbers[0].end() :]
         if not after.endswith(".tar"):
             raise UsageError(f"{text!r}: shards are plain tar files: the name must end in .tar", next_step=EXAMPLE)
-        if said := [text for text in (*SPECIAL, "%") if text in before + after]:
-            raise UsageError(f"{text!r}: {said[0]!r} in the name of a shard cannot be said in lists", next_step=EXAMPLE)
+        if bad := [text for text in (*SPECIAL, "%") if text in before + after]:
+            raise UsageError(f"{text!r}: {bad[0]!r} in the name of a shard cannot be said in lists", next_step=EXAMPLE)
         if before.startswith("."):
             raise UsageError(f"{text!r}: a folder's hidden files are not taken for shards", next_step=EXAMPLE)
-        width = len(found[0]["zeros"] or "") or int(found[0]["width"] or 1)
+        width = len(numbers[0]["zeros"] or "") or int(numbers[0]["width"] or 1)
         return Pattern(folder=Path(folder or "."), before=before, width=width, after=after)
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Pattern:
         names = (str(self.path(number)) for number in range(shards))
         return "::".join(run.expression for run in contract(names))
 
-    def there(self) -> list[str]:
+    def existing(self) -> list[str]:
         """Names in the folder that match, in order."""
         fits = re.compile(re.escape(self.before) + f"[0-9]{{{self.width},}}" + re.escape(self.after))
         try:
@@ -170,15 +170,15 @@ class Plan:
 
     def sizes(self) -> dict[str, int]:
         """Name of each shard -> its samples."""
-        return {self.layout.pattern.name(one.shard): len(one.pictures) for one in self.slices()}
+        return {self.layout.pattern.name(shard.shard): len(shard.pictures) for shard in self.slices()}
 
     def digest(self) -> str:
         """Hash of everything that decides the bytes of the shards: settings, and sizes and times of the files."""
         layout = self.layout
-        seen = hashlib.sha256(json.dumps([layout.samples_per_shard, layout.metadata, self.listing.classes]).encode())
-        for one in self.slices():
-            seen.update(json.dumps(one.pictures).encode())
-        return seen.hexdigest()
+        sha256 = hashlib.sha256(json.dumps([layout.samples_per_shard, layout.metadata, self.listing.classes]).encode())
+        for shard in self.slices():
+            sha256.update(json.dumps(shard.pictures).encode())
+        return sha256.hexdigest()
 
 
 def _ordered(pictures: Sequence[Picture], seed: int | None) -> Sequence[Picture]:

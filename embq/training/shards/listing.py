@@ -44,10 +44,10 @@ def listing_of(
             next_step="write the shards into a folder outside of it",
         )
     if not os.path.isdir(source):
-        return listed(source, known=classes, with_classes=not no_classes, allow_empty=allow_empty, looked=looked)
+        return listed(source, vocab=classes, with_classes=not no_classes, allow_empty=allow_empty, looked=looked)
     if no_classes or not has_folders(source):
         return without_classes(source, looked=looked)
-    return class_folders(source, known=classes, allow_empty=allow_empty, looked=looked)
+    return class_folders(source, vocab=classes, allow_empty=allow_empty, looked=looked)
 
 
 def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:
@@ -58,10 +58,10 @@ def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:
     folder, name = (str(pattern.folder), CLASSES) if path is None else os.path.split(path)
     if name != CLASSES:
         raise UsageError(f"{path}: is not called {CLASSES}", next_step=f"name the {CLASSES} of other shards")
-    known = classes_beside(folder or ".")
-    if known is None and path is not None:
+    class_names = classes_beside(folder or ".")
+    if class_names is None and path is not None:
         raise InputError(f"{path}: does not exist", code="source_missing", next_step="check the path")
-    return None if known is None else tuple(known)
+    return None if class_names is None else tuple(class_names)
 
 
 BESIDE = (".json", ".txt")
@@ -71,7 +71,7 @@ class _Found(NamedTuple):
     """Pictures of a folder tree, and its other files."""
 
     pictures: list[Picture]
-    others: Counter[str]
+    unused: Counter[str]
 
 
 Looked = Callable[[int], None]
@@ -79,14 +79,14 @@ Looked = Callable[[int], None]
 
 
 def class_folders(
-    root: str, *, known: Sequence[str] | None, allow_empty: bool, looked: Looked = lambda _: None
+    root: str, *, vocab: Sequence[str] | None, allow_empty: bool, looked: Looked = lambda _: None
 ) -> Listing:
     """Pictures of a folder whose subfolders are the classes; deeper folders belong to the class above them.
 
     Links are followed. Hidden files and folders are no classes and no pictures, other than in ImageFolder.
 
     Args:
-        known: see `embq.training.shards.pictures.indices`.
+        vocab: see `embq.training.shards.pictures.indices`.
         allow_empty: whether a class may have no pictures.
 
     Raises InputError for no pictures, pictures beside the class folders, an empty class, and what `indices` refuses.
@@ -98,25 +98,25 @@ def class_folders(
             next_step="move them into folders of classes, or take all pictures without classes: --no-classes",
         )
     by_class = {folder.name: _tree(root, folder.name, looked) for folder in folders}
-    others = sum((found.others for found in by_class.values()), Counter(map(_extension, (f.name for f in files))))
-    if not any(found.pictures for found in by_class.values()):
-        raise nothing(root, others)
-    counts = {name: len(found.pictures) for name, found in by_class.items()}
+    unused = sum((tree.unused for tree in by_class.values()), Counter(map(_extension, (f.name for f in files))))
+    if not any(tree.pictures for tree in by_class.values()):
+        raise nothing(root, unused)
+    counts = {name: len(tree.pictures) for name, tree in by_class.items()}
     if not allow_empty:
         require_pictures(counts, sorted(counts), root)
-    index = indices(counts, known)
-    pictures = [one._replace(label=index[name]) for name, found in by_class.items() for one in found.pictures]
-    pictures.sort(key=lambda one: one.name.split("/"))
-    return Listing(root=root, pictures=pictures, classes=tuple(known or index), others=others)
+    index = indices(counts, vocab)
+    pictures = [picture._replace(label=index[name]) for name, tree in by_class.items() for picture in tree.pictures]
+    pictures.sort(key=lambda picture: picture.name.split("/"))
+    return Listing(root=root, pictures=pictures, classes=tuple(vocab or index), unused=unused)
 
 
 def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
     """All pictures in a folder and below it; InputError where there are none."""
-    found = _tree(root, "", looked)
-    if not found.pictures:
-        raise nothing(root, found.others)
-    found.pictures.sort(key=lambda one: one.name.split("/"))
-    return Listing(root=root, pictures=found.pictures, classes=None, others=found.others)
+    tree = _tree(root, "", looked)
+    if not tree.pictures:
+        raise nothing(root, tree.unused)
+    tree.pictures.sort(key=lambda picture: picture.name.split("/"))
+    return Listing(root=root, pictures=tree.pictures, classes=None, unused=tree.unused)
 
 
 def has_folders(root: str) -> bool:
@@ -124,9 +124,9 @@ def has_folders(root: str) -> bool:
     return bool(_entries(root)[0])
 
 
-def nothing(root: str, others: Counter[str]) -> InputError:
+def nothing(root: str, unused: Counter[str]) -> InputError:
     """The error for a folder without pictures."""
-    shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in others.most_common(6)) or "nothing"
+    shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in unused.most_common(6)) or "nothing"
     return InputError(
         f"{root}: no pictures in this folder or below it; found: {shown}",
         code="empty_input",
@@ -137,18 +137,18 @@ def nothing(root: str, others: Counter[str]) -> InputError:
 def _entries(path: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     """Folders and files that are not hidden, by name; SourceError where the folder cannot be listed."""
     with source_errors(path), os.scandir(path) as listed:
-        there = sorted((one for one in listed if not one.name.startswith(".")), key=lambda one: one.name)
-        folders = [one for one in there if one.is_dir()]
-        return folders, [one for one in there if not one.is_dir()]
+        entries = sorted((entry for entry in listed if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        folders = [entry for entry in entries if entry.is_dir()]
+        return folders, [entry for entry in entries if not entry.is_dir()]
 
 
 def _tree(root: str, relative: str, looked: Looked) -> _Found:
-    found = _Found([], Counter())
+    tree = _Found([], Counter())
     for folder, files in _walk(os.path.join(root, relative), relative, ()):
-        before = len(found.pictures)
-        _take(folder, files, found)
-        looked(len(found.pictures) - before)
-    return found
+        count = len(tree.pictures)
+        _add_pictures(folder, files, tree)
+        looked(len(tree.pictures) - count)
+    return tree
 
 
 def _walk(path: str, relative: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
@@ -164,12 +164,12 @@ def _walk(path: str, relative: str, above: tuple[tuple[int, int], ...]) -> Itera
         yield from _walk(folder.path, f"{relative}/{folder.name}" if relative else folder.name, (*above, here))
 
 
-def _take(folder: str, files: list[os.DirEntry[str]], found: _Found) -> None:
+def _add_pictures(folder: str, files: list[os.DirEntry[str]], tree: _Found) -> None:
     """Add the pictures among the files of one folder, each with the files that belong to it."""
     images = [file for file in files if _extension(file.name) in IMAGE_EXTENSIONS]
     beside: dict[str, dict[str, os.DirEntry[str]]] = {}
-    others = [file for file in files if _extension(file.name) not in IMAGE_EXTENSIONS]
-    for file in others:
+    unused = [file for file in files if _extension(file.name) not in IMAGE_EXTENSIONS]
+    for file in unused:
         if file.name.endswith(BESIDE):
             stem, _, extension = file.name.rpartition(".")
             beside.setdefault(stem, {})[extension] = file
@@ -188,13 +188,13 @@ def _take(folder: str, files: list[os.DirEntry[str]], found: _Found) -> None:
         with source_errors(image.path):
             status = image.stat()
             sides = tuple(
-                SideFile(extension, (seen := belongs[extension].stat()).st_size, seen.st_mtime_ns)
+                SideFile(extension, (side := belongs[extension].stat()).st_size, side.st_mtime_ns)
                 for extension in sorted(belongs)
             )
-        found.pictures.append(Picture(name, status.st_size, status.st_mtime_ns, beside=sides))
-    for file in others:
+        tree.pictures.append(Picture(name, status.st_size, status.st_mtime_ns, beside=sides))
+    for file in unused:
         if not (file.name.endswith(BESIDE) and file.name.rpartition(".")[0] in taken):
-            found.others[_extension(file.name)] += 1
+            tree.unused[_extension(file.name)] += 1
 
 
 def _extension(name: str) -> str:

@@ -36,7 +36,7 @@ class _Row(NamedTuple):
 def listed(
     path: str,
     *,
-    known: Sequence[str] | None,
+    vocab: Sequence[str] | None,
     with_classes: bool,
     allow_empty: bool,
     looked: Callable[[int], None] = lambda _: None,
@@ -54,15 +54,15 @@ def listed(
         raise InputError(f"{path}: names no pictures", code="empty_input", next_step="write one path on each line")
     root = os.path.dirname(path) or "."
     labels = [row.label for row in rows] if with_classes else []
-    index = _index(rows, path, known) if any(labels) else None
+    index = _index(rows, path, vocab) if any(labels) else None
     pictures, left_out = _pictures(rows, root, index, looked)
-    classes = None if index is None else tuple(known or index)
-    if classes is not None and known is None and not allow_empty:
+    classes = None if index is None else tuple(vocab or index)
+    if classes is not None and vocab is None and not allow_empty:
         require_pictures(Counter(labels), classes, path)
     return Listing(root=root, pictures=pictures, classes=classes, left_out=tuple(left_out))
 
 
-def _index(rows: Sequence[_Row], path: str, known: Sequence[str] | None) -> Mapping[str, int]:
+def _index(rows: Sequence[_Row], path: str, vocab: Sequence[str] | None) -> Mapping[str, int]:
     if without := [row.line for row in rows if not row.label]:
         raise InputError(
             f"{path}: {len(without):,} of {len(rows):,} pictures have no class, the first in line {without[0]}",
@@ -70,15 +70,15 @@ def _index(rows: Sequence[_Row], path: str, known: Sequence[str] | None) -> Mapp
         )
     names = {row.label for row in rows}
     numbers = numbered(names)
-    if numbers is None or (known is not None and (names <= set(known) or len(numbers) > len(known))):
-        return indices(names, known)
+    if numbers is None or (vocab is not None and (names <= set(vocab) or len(numbers) > len(vocab))):
+        return indices(names, vocab)
     return {name: number for number, name in enumerate(numbers)}
 
 
 def _pictures(
     rows: Sequence[_Row], root: str, index: Mapping[str, int] | None, looked: Callable[[int], None]
 ) -> tuple[list[Picture], list[LeftOut]]:
-    pictures, gone = [], []
+    pictures, missing = [], []
     for row in rows:
         if is_url(row.path) or row.path.rpartition(".")[2].lower() not in IMAGE_EXTENSIONS:
             raise InputError(
@@ -89,12 +89,12 @@ def _pictures(
             with source_errors(os.path.join(root, row.path)):
                 status = os.stat(os.path.join(root, row.path))
         except InputError as error:
-            gone.append(LeftOut(row.path, error.code, error.message))
+            missing.append(LeftOut(row.path, error.code, error.message))
             continue
         looked(1)
         label = None if index is None else index[row.label]
         pictures.append(Picture(row.path, status.st_size, status.st_mtime_ns, label, row.caption, row.metadata))
-    return pictures, gone
+    return pictures, missing
 
 
 def _rows(path: str) -> Iterator[_Row]:
@@ -150,8 +150,8 @@ def _of_objects(lines: Iterator[str], path: str) -> Iterator[_Row]:
 
 def _row(line: int, fields: Mapping[str, object], path: str) -> _Row:
     taken = {
-        wanted[0]: next((name for name in wanted if fields.get(name) not in (None, "")), "")
-        for wanted in (PATHS, CLASSES, CAPTIONS)
+        aliases[0]: next((name for name in aliases if fields.get(name) not in (None, "")), "")
+        for aliases in (PATHS, CLASSES, CAPTIONS)
     }
     if not taken["path"]:
         raise InputError(

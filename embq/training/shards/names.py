@@ -47,10 +47,10 @@ def contract(names: Iterable[str]) -> list[Run]:
             runs.append(Run(name, (name,)))
         else:
             groups[parts[1], parts[3]].append(parts[2])
-    for (before, after), numbers in groups.items():
+    for (prefix, after), numbers in groups.items():
         for run in _consecutive(numbers):
             expression = run[0] if len(run) == 1 else f"{{{run[0]}..{run[-1]}}}"
-            runs.append(Run(f"{before}{expression}{after}", tuple(f"{before}{number}{after}" for number in run)))
+            runs.append(Run(f"{prefix}{expression}{after}", tuple(f"{prefix}{number}{after}" for number in run)))
     return sorted(runs, key=lambda run: (_text(run.names[0]), len(run.names[0]), run.names[0]))
 
 
@@ -89,13 +89,13 @@ def parts(expression: str) -> list[str]:
 def expand(expression: str) -> tuple[str, ...]:
     """The shards of an expression, each once, in order; see `open_shards`."""
     urls = [url for part in parts(expression) for url in _part(part)]
-    seen: set[str] = set()
+    listed: set[str] = set()
     for url in urls:
-        if url in seen:
+        if url in listed:
             raise InputError(
                 f"{url}: is named twice, so that its samples would count twice", next_step="name each shard once"
             )
-        seen.add(url)
+        listed.add(url)
     return tuple(urls)
 
 
@@ -136,16 +136,16 @@ def _check_kind(text: str) -> None:
 def _matches(pattern: str) -> Iterator[str]:
     """The shards of one pattern without braces."""
     if is_url(pattern):
-        yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]
+        yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_checked_url(pattern)]
     elif os.path.isdir(pattern):
         yield from _local_folder(pattern)
     elif os.path.exists(pattern):
         yield pattern
     elif has_magic(pattern):
-        found = [path for path in match(pattern) if not os.path.isdir(path)]
-        if not found:
+        paths = [path for path in match(pattern) if not os.path.isdir(path)]
+        if not paths:
             raise InputError(f"{pattern!r}: no file matches", next_step="check the pattern: list the folder")
-        yield from found
+        yield from paths
     else:
         raise InputError(
             f"{pattern}: does not exist",
@@ -154,7 +154,7 @@ def _matches(pattern: str) -> Iterator[str]:
         )
 
 
-def _one(url: str) -> str:
+def _checked_url(url: str) -> str:
     check_url(url)
     if has_magic(url):
         raise InputError(f"{url}: a server lists nothing, so a pattern cannot be matched", next_step=EXAMPLE)
@@ -162,10 +162,10 @@ def _one(url: str) -> str:
 
 
 def _local_folder(folder: str) -> Iterator[str]:
-    found = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
-    if not found:
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+    if not names:
         raise InputError(f"{folder}: holds no .tar file", next_step="name the folder of the shards, or the shards")
-    yield from (os.path.join(folder, name) for name in found)
+    yield from (os.path.join(folder, name) for name in names)
 
 
 def _remote_folder(url: str) -> Iterator[str]:

@@ -11,25 +11,25 @@ from embq.core.errors import InputError, SampleError
 from embq.sources.interface import SAMPLE_MAX_BYTES
 
 
-def indices(names: Iterable[str], known: Sequence[str] | None) -> dict[str, int]:
-    """Class -> index, as torchvision's ImageFolder counts (position among the sorted names), or as in `known`.
+def indices(names: Iterable[str], vocab: Sequence[str] | None) -> dict[str, int]:
+    """Class -> index, as torchvision's ImageFolder counts (position among the sorted names), or as in `vocab`.
 
     Args:
-        known: the classes of other shards that these are to go with, by index; None for none.
+        vocab: the classes of other shards that these are to go with, by index; None for none.
 
-    Raises InputError for a class that `known` lacks.
+    Raises InputError for a class that `vocab` lacks.
     """
-    wanted = sorted(set(names))
-    if known is None:
-        return {name: index for index, name in enumerate(wanted)}
-    there = {name: index for index, name in enumerate(known)}
-    if strange := [name for name in wanted if name not in there]:
+    ordered = sorted(set(names))
+    if vocab is None:
+        return {name: index for index, name in enumerate(ordered)}
+    index_of = {name: index for index, name in enumerate(vocab)}
+    if strange := [name for name in ordered if name not in index_of]:
         raise InputError(
-            f"{len(strange):,} classes are not among the {len(known):,} of classes.json, the first is {strange[0]!r}",
+            f"{len(strange):,} classes are not among the {len(vocab):,} of classes.json, the first is {strange[0]!r}",
             code="other_classes",
             next_step="convert what has all classes first, or write these shards into a folder of their own",
         )
-    return there
+    return index_of
 
 
 def require_pictures(counts: Mapping[str, int], classes: Sequence[str], where: str) -> None:
@@ -112,7 +112,7 @@ class Picture(NamedTuple):
     @property
     def has_caption(self) -> bool:
         """True where its sample gets a `txt`."""
-        return self.caption is not None or any(one.extension == "txt" for one in self.beside)
+        return self.caption is not None or any(side.extension == "txt" for side in self.beside)
 
 
 class LeftOut(NamedTuple):
@@ -135,36 +135,36 @@ class Listing:
         root: folder that names are relative to.
         pictures: those that are to become samples.
         classes: names by index; None where pictures have no classes.
-        others: extension -> files that are neither pictures nor belong to one.
+        unused: extension -> files that are neither pictures nor belong to one.
         left_out: pictures that become no samples.
     """
 
     root: str
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None
-    others: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     left_out: tuple[LeftOut, ...] = ()
 
 
 def notes(listing: Listing) -> list[str]:
     """Notes for the user on the pictures."""
-    found = []
-    if listing.others:
-        shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in listing.others.most_common(6))
-        found.append(f"{sum(listing.others.values()):,} other files stay behind: {shown}")
+    lines = []
+    if listing.unused:
+        shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in listing.unused.most_common(6))
+        lines.append(f"{sum(listing.unused.values()):,} other files stay behind: {shown}")
     kinds = Counter(picture.extension for picture in listing.pictures)
     if unread := {kind: count for kind, count in kinds.items() if kind not in OPEN_CLIP_READS}:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(unread.items()))
-        found.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
+        lines.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
     if large := sum(picture.size > SAMPLE_MAX_BYTES for picture in listing.pictures):
-        found.append(
+        lines.append(
             f"{large:,} pictures are larger than {SAMPLE_MAX_BYTES // 1_000_000} MB: embq run does not embed them"
         )
     captions = sum(picture.has_caption for picture in listing.pictures)
     if not captions and listing.classes is None:
-        found.append("neither classes nor captions: shards to embed, and not to train on")
+        lines.append("neither classes nor captions: shards to embed, and not to train on")
     elif 0 < captions < len(listing.pictures):
-        found.append(
+        lines.append(
             f"{len(listing.pictures) - captions:,} pictures have no caption: open_clip's training leaves them out"
         )
-    return found
+    return lines

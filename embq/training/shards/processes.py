@@ -41,15 +41,15 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
     # Forked they begin at once, with what is imported here.
     context = multiprocessing.get_context("spawn" if connects else "fork")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
-    left = iter(items)
+    remaining = iter(items)
     with _signals_delayed():
-        under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(left, AHEAD * processes)}
+        under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(remaining, AHEAD * processes)}
     try:
         while under_way:
             done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-                under_way |= {pool.submit(function, item) for item in islice(left, 1)}
+                under_way |= {pool.submit(function, item) for item in islice(remaining, 1)}
     except BrokenProcessPool as error:
         raise OutputError(
             "a process of this command was killed, perhaps because memory ran out",
@@ -63,11 +63,11 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
 @contextmanager
 def _signals_delayed() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block is over, in processes that are forked in it until `_begin`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin(parent: int) -> None:

@@ -42,10 +42,10 @@ def app(folder: Path, *, host: str) -> Starlette:
     async def file(request: Request) -> Response:
         if is_loopback(host) and not _is_local(request.headers):
             return PlainTextResponse("this server answers to its own address only\n", status_code=421)
-        found = find(root, request.scope["path"])
-        if found is None:
+        served = find(root, request.scope["path"])
+        if served is None:
             return PlainTextResponse("not found\n", status_code=404)
-        path, status = found
+        path, status = served
         return Piecewise(path, media_type="application/octet-stream", stat_result=status)
 
     return Starlette(routes=[Route("/{path:path}", file, methods=["GET", "HEAD"])])
@@ -63,14 +63,14 @@ def find(root: str, path: str) -> tuple[str, os.stat_result] | None:
         return None
     if not (names[-1].endswith(SUFFIXES) or names[-1] in BESIDE):
         return None
-    there = os.path.realpath(os.path.join(root, *names))
+    real_path = os.path.realpath(os.path.join(root, *names))
     try:
-        if os.path.commonpath([root, there]) != root:
+        if os.path.commonpath([root, real_path]) != root:
             return None
-        status = os.stat(there)
+        status = os.stat(real_path)
     except OSError:
         return None
-    return (there, status) if stat.S_ISREG(status.st_mode) and os.access(there, os.R_OK) else None
+    return (real_path, status) if stat.S_ISREG(status.st_mode) and os.access(real_path, os.R_OK) else None
 
 
 def _is_local(headers: Headers) -> bool:

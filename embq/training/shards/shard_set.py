@@ -68,8 +68,8 @@ def total_of(runs: Sequence[ShardRun]) -> ShardRun:
 
 def _sum(counts: Iterable[int | None]) -> int | None:
     """The sum; None if a number is not known."""
-    known = list(counts)
-    return None if None in known else sum(count or 0 for count in known)
+    numbers = list(counts)
+    return None if None in numbers else sum(count or 0 for count in numbers)
 
 
 def named_on(lines: Iterable[str]) -> list[str]:
@@ -184,10 +184,10 @@ def _require_all(folder: str, urls: Sequence[str]) -> None:
 
 def _counts(urls: Sequence[str]) -> tuple[int, ...] | None:
     """Samples of each shard; None if they are not known of all."""
-    known = {folder: sizes_beside(folder) for folder in dict.fromkeys(map(folder_of, urls))}
+    sizes_of = {folder: sizes_beside(folder) for folder in dict.fromkeys(map(folder_of, urls))}
     counts = []
     for url in urls:
-        sizes = known[folder_of(url)]
+        sizes = sizes_of[folder_of(url)]
         if sizes is None:
             return None
         if name_of(url) not in sizes:
@@ -201,6 +201,6 @@ def _counts(urls: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def _digest(urls: Sequence[str], counts: Sequence[int] | None) -> str:
-    known: Sequence[int | None] = counts or [None] * len(urls)
-    pairs = [[name_of(url), count] for url, count in zip(urls, known, strict=True)]
+    numbers: Sequence[int | None] = counts or [None] * len(urls)
+    pairs = [[name_of(url), count] for url, count in zip(urls, numbers, strict=True)]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

@@ -19,28 +19,28 @@ def sizes_beside(folder: str) -> dict[str, int] | None:
 
     Raises InputError where it is something else, SourceError where the storage does not tell.
     """
-    said = _read(folder, SIZES)
-    if said is None:
+    counts = _read(folder, SIZES)
+    if counts is None:
         return None
-    if not isinstance(said, dict) or not all(type(count) is int and count >= 0 for count in said.values()):
+    if not isinstance(counts, dict) or not all(type(count) is int and count >= 0 for count in counts.values()):
         raise InputError(
             f"{join(folder, SIZES)}: is not the samples of shards, as {{'train-000000.tar': 1000}} is",
             next_step="let `embq shards verify FOLDER --write-sizes` count the samples again",
         )
-    return said
+    return counts
 
 
 def classes_beside(folder: str) -> list[str] | None:
     """Class names by index, from `classes.json`; None without one."""
-    said = _read(folder, CLASSES)
-    if said is None:
+    names = _read(folder, CLASSES)
+    if names is None:
         return None
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said) or len(set(said)) < len(said):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InputError(
             f"{join(folder, CLASSES)}: is not a list of different names of classes",
             next_step="put the file of the conversion back, or convert the pictures again",
         )
-    return said
+    return names
 
 
 def rendered(value: Mapping[str, int] | list[str]) -> bytes:

@@ -85,10 +85,10 @@ def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
     except SourceError as error:
         message = error.message.removeprefix(f"{url}: ")
         return Inspected(url=url, violations=(Violation(code=error.code, where=url, message=message),), total=1)
-    samples, found = _grouped(members, url)
-    found += [one for sample in samples.items() for one in _of_sample(url, *sample, data, classes, decode=decode)]
+    samples, faults = _grouped(members, url)
+    faults += [fault for sample in samples.items() for fault in _of_sample(url, *sample, data, classes, decode=decode)]
     kinds: Counter[str] = Counter()
-    shown = [one for one in found if (kinds.update([one.code]), kinds[one.code])[1] <= SHOWN]
+    shown = [fault for fault in faults if (kinds.update([fault.code]), kinds[fault.code])[1] <= SHOWN]
     lacking = {name: [key for key, parts in samples.items() if name not in parts] for name in EXPECTED}
     return Inspected(
         url=url,
@@ -98,7 +98,7 @@ def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
         members=Counter(extension for parts in samples.values() for extension in parts),
         without={name: tuple(keys[:SHOWN]) for name, keys in lacking.items()},
         violations=tuple(shown),
-        total=len(found),
+        total=len(faults),
     )
 
 
@@ -108,25 +108,25 @@ def _grouped(members: Sequence[Member], url: str) -> tuple[dict[str, dict[str, M
     webdataset takes neighbours for a sample, and stops at a name that occurs again in it.
     """
     samples: dict[str, dict[str, Member]] = {}
-    found: list[Violation] = []
+    faults: list[Violation] = []
     last = ""
     for member in members:
         key, extension = split_name(member.name)
         where = f"{url} {member.name}"
         if not key:
-            found.append(Violation(code="no_key", where=where, message="a name without a key belongs to no sample"))
+            faults.append(Violation(code="no_key", where=where, message="a name without a key belongs to no sample"))
             continue
         if key != last and key in samples:
             message = f"at byte {member.at}, apart from the other members of its sample"
-            found.append(Violation(code="scattered_key", where=where, message=message))
+            faults.append(Violation(code="scattered_key", where=where, message=message))
         last = key
         parts = samples.setdefault(key, {})
         if extension in parts:
             message = f"occurs again at byte {member.at}; the first one is at byte {parts[extension].at}"
-            found.append(Violation(code="duplicate_key", where=where, message=message))
+            faults.append(Violation(code="duplicate_key", where=where, message=message))
         else:
             parts[extension] = member
-    return samples, found
+    return samples, faults
 
 
 def _of_sample(
@@ -230,20 +230,20 @@ def verify(
         by_url[shard.url] = shard
         read(shard, len(urls))
     shards = [by_url[url] for url in urls]
-    more = [*_gone([] if write_sizes else expressions, urls), *_miscounted(shards, sizes), *_repeated(shards)]
-    more += [] if allow_missing else _unlike(shards)
-    violations = [violation for shard in shards for violation in shard.violations] + more
+    rest = [*_missing_shards([] if write_sizes else expressions, urls), *_miscounted(shards, sizes), *_repeated(shards)]
+    rest += [] if allow_missing else _unlike(shards)
+    violations = [violation for shard in shards for violation in shard.violations] + rest
     written = write_sizes and all(shard.samples is not None for shard in shards)
     for folder in folders if written else ():
-        _rewrite(Path(folder), {name_of(one.url): one.samples or 0 for one in shards if folder_of(one.url) == folder})
+        _rewrite(Path(folder), {name_of(tar.url): tar.samples or 0 for tar in shards if folder_of(tar.url) == folder})
     return Report(
         shards=len(shards),
         samples=sum(shard.samples or 0 for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
         members=dict(sorted(sum((shard.members for shard in shards), Counter()).items())),
-        counted=bool(sizes) and all(known is not None for known in sizes.values()),
+        counted=bool(sizes) and all(counts is not None for counts in sizes.values()),
         violations=tuple(violations[:KEPT]),
-        violations_total=sum(shard.total for shard in shards) + len(more),
+        violations_total=sum(shard.total for shard in shards) + len(rest),
         written=written,
     )
 
@@ -251,18 +251,18 @@ def verify(
 def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
     """Update the counts in a folder's file; those of shards that are gone are removed."""
     try:
-        before = sizes_beside(str(folder)) or {}
+        recorded = sizes_beside(str(folder)) or {}
     except InputError:  # something else stands there
-        before = {}
-    kept = {name: count for name, count in before.items() if (folder / name).exists()}
-    overwrite(folder / SIZES, rendered(dict(sorted((kept | dict(counted)).items()))))
+        recorded = {}
+    existing = {name: count for name, count in recorded.items() if (folder / name).exists()}
+    overwrite(folder / SIZES, rendered(dict(sorted((existing | dict(counted)).items()))))
 
 
 def _inspected(classes: Mapping[str, int], decode: bool, url: str) -> Inspected:
     return inspect(url, classes=classes.get(folder_of(url)), decode=decode)
 
 
-def _gone(expressions: Sequence[str], urls: Sequence[str]) -> list[Violation]:
+def _missing_shards(expressions: Sequence[str], urls: Sequence[str]) -> list[Violation]:
     folders = [part for expression in expressions for part in parts(expression) if os.path.isdir(part)]
     return [
         Violation(code="sizes_differ", where=os.path.join(folder, name), message=f"is in {SIZES}, and not there")
@@ -271,43 +271,43 @@ def _gone(expressions: Sequence[str], urls: Sequence[str]) -> list[Violation]:
     ]
 
 
-def _miscounted(found: Sequence[Inspected], sizes: Mapping[str, Mapping[str, int] | None]) -> list[Violation]:
+def _miscounted(shards: Sequence[Inspected], sizes: Mapping[str, Mapping[str, int] | None]) -> list[Violation]:
     wrong = []
-    for one in found:
-        known = sizes.get(folder_of(one.url))
-        if known is None or one.samples is None:
+    for shard in shards:
+        counts = sizes.get(folder_of(shard.url))
+        if counts is None or shard.samples is None:
             continue
-        said = known.get(name_of(one.url))
-        if said != one.samples:
-            claim = f"does not name it; it has {one.samples:,} samples" if said is None else f"says {said:,} samples"
-            message = f"{SIZES} {claim}" + ("" if said is None else f", it has {one.samples:,}")
-            wrong.append(Violation(code="sizes_differ", where=one.url, message=message))
+        size = counts.get(name_of(shard.url))
+        if size != shard.samples:
+            claim = f"does not name it; it has {shard.samples:,} samples" if size is None else f"says {size:,} samples"
+            message = f"{SIZES} {claim}" + ("" if size is None else f", it has {shard.samples:,}")
+            wrong.append(Violation(code="sizes_differ", where=shard.url, message=message))
     return wrong
 
 
-def _repeated(found: Sequence[Inspected]) -> list[Violation]:
+def _repeated(shards: Sequence[Inspected]) -> list[Violation]:
     """Keys that occur in several shards of one series, such as train-000000.tar and train-000001.tar."""
-    seen: dict[str, dict[str, str]] = {}
+    series: dict[str, dict[str, str]] = {}
     wrong = []
-    for one in found:
-        alike = seen.setdefault(re.sub(r"[0-9]+(?=[^0-9]*$)", "", one.url), {})
-        again = [key for key in one.keys if key in alike]
+    for shard in shards:
+        alike = series.setdefault(re.sub(r"[0-9]+(?=[^0-9]*$)", "", shard.url), {})
+        again = [key for key in shard.keys if key in alike]
         if again:
             message = f"{len(again):,} keys are in other shards too, the first is {again[0]!r} of {alike[again[0]]}"
-            wrong.append(Violation(code="duplicate_key", where=one.url, message=message))
-        alike.update((key, name_of(one.url)) for key in one.keys)
+            wrong.append(Violation(code="duplicate_key", where=shard.url, message=message))
+        alike.update((key, name_of(shard.url)) for key in shard.keys)
     return wrong
 
 
-def _unlike(found: Sequence[Inspected]) -> list[Violation]:
+def _unlike(shards: Sequence[Inspected]) -> list[Violation]:
     """Samples without the class or the caption that others have."""
     wrong = []
     for name in EXPECTED:
-        if not any(one.members[name] for one in found):
+        if not any(other.members[name] for other in shards):
             continue
-        for one in found:
-            if keys := one.without.get(name):
-                lacking = (one.samples or 0) - one.members[name]
+        for shard in shards:
+            if keys := shard.without.get(name):
+                lacking = (shard.samples or 0) - shard.members[name]
                 message = f"{lacking:,} samples have no {name}, as others have; the first is {keys[0]!r}"
-                wrong.append(Violation(code="missing_member", where=one.url, message=message))
+                wrong.append(Violation(code="missing_member", where=shard.url, message=message))
     return wrong

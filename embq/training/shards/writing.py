@@ -78,21 +78,21 @@ def members(picture: Picture, settings: ShardSettings) -> dict[str, bytes]:
 
     Raises InputError if a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
     """
-    sides = {one.extension: one.size for one in picture.beside}
+    sides = {side.extension: side.size for side in picture.beside}
     stem = picture.name.rpartition(".")[0]
-    made = {picture.extension: _content(settings.root, picture.name, picture.size)}
+    content = {picture.extension: _content(settings.root, picture.name, picture.size)}
     if picture.label is not None:
-        made["cls"] = str(picture.label).encode()
+        content["cls"] = str(picture.label).encode()
     if picture.caption is not None:
-        made["txt"] = picture.caption.encode()
+        content["txt"] = picture.caption.encode()
     elif "txt" in sides:
-        made["txt"] = _content(settings.root, f"{stem}.txt", sides["txt"])
+        content["txt"] = _content(settings.root, f"{stem}.txt", sides["txt"])
     if settings.metadata:
         metadata = picture.metadata or "{}"
         if "json" in sides:
             metadata = _object(_content(settings.root, f"{stem}.json", sides["json"]), f"{stem}.json")
-        made["json"] = _account(picture, metadata, settings.classes).encode()
-    return made
+        content["json"] = _account(picture, metadata, settings.classes).encode()
+    return content
 
 
 def shard_settings(listing: Listing, *, metadata: bool, temporary: Path) -> ShardSettings:
@@ -143,8 +143,8 @@ CHUNK = 256
 
 def of_a_size(listing: Listing) -> Listing:
     """The listing without empty pictures, and without those too large for a tar archive."""
-    unfit = {one.name: problem for one in listing.pictures if (problem := _unfit(one)) is not None}
-    pictures = [one for one in listing.pictures if one.name not in unfit] if unfit else listing.pictures
+    unfit = {picture.name: problem for picture in listing.pictures if (problem := _unfit(picture)) is not None}
+    pictures = [picture for picture in listing.pictures if picture.name not in unfit] if unfit else listing.pictures
     return replace(listing, pictures=pictures, left_out=(*listing.left_out, *unfit.values()))
 
 
@@ -166,10 +166,10 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
     """
     settings = shard_settings(listing, metadata=metadata, temporary=Path())
     unusable: dict[str, LeftOut] = {}
-    left = iter(listing.pictures)
-    chunks: Iterator[Sequence[Picture]] = iter(lambda: list(islice(left, CHUNK)), [])
+    remaining = iter(listing.pictures)
+    chunks: Iterator[Sequence[Picture]] = iter(lambda: list(islice(remaining, CHUNK)), [])
     needed = min(processes, -(-len(listing.pictures) // CHUNK))
-    for count, bad in each(partial(_look, settings), chunks, max(1, needed)):
+    for count, bad in each(partial(_check, settings), chunks, max(1, needed)):
         looked(count)
         unusable |= {picture.name: picture for picture in bad}
     pictures = [picture for picture in listing.pictures if picture.name not in unusable]
@@ -177,7 +177,7 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
     return replace(listing, pictures=pictures, left_out=(*listing.left_out, *bad))
 
 
-def _look(settings: ShardSettings, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
+def _check(settings: ShardSettings, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
     from embq.worker.embedders.image.decoding import quiet_pillow
 
     quiet_pillow()
@@ -186,9 +186,9 @@ def _look(settings: ShardSettings, pictures: Sequence[Picture]) -> tuple[int, li
 
 def _problem(settings: ShardSettings, picture: Picture) -> LeftOut | None:
     try:
-        made = members(picture, settings)
-        require_decodable(made[picture.extension])
-        if "txt" in made and not decode_file(made["txt"]).strip():
+        content = members(picture, settings)
+        require_decodable(content[picture.extension])
+        if "txt" in content and not decode_file(content["txt"]).strip():
             raise SampleError("empty_text", "the caption is empty or white space")
     except InputError as error:
         if error.code == "source_changed":

@@ -35,7 +35,7 @@ def command(where: Where, as_json: bool, **flags: Any) -> int:
 
     config = Config(device=where.device, **flags)
     planned(config)  # raises before any process is started
-    inputs = [one for one in (config.shards, config.validation, config.classes, config.start) if one]
+    inputs = [path for path in (config.shards, config.validation, config.classes, config.start) if path]
     return launch(
         "embq.training.classify", [*(["--json"] if as_json else []), *config.arguments()], where, inputs=inputs
     )

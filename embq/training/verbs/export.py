@@ -39,46 +39,46 @@ def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
     from embq.training.export.openclip import export_openclip
 
     if not is_classifier(checkpoint):
-        made = export_openclip(checkpoint, target, model=model)
+        result = export_openclip(checkpoint, target, model=model)
     elif model:
         raise UsageError(
             "--model is for trainings by open_clip, and the files of a classifier say what it is",
             next_step="leave it out",
         )
     else:
-        made = export_classifier(checkpoint, target)
+        result = export_classifier(checkpoint, target)
     if as_json:
-        _print_json(made)
+        _print_json(result)
     else:
-        _print(made)
+        _print(result)
 
 
-def _print_json(made: Exported) -> None:
+def _print_json(result: Exported) -> None:
     import json
 
     report = {
         "schema": 1,
-        "folder": str(made.folder),
-        "spec": made.spec,
-        "needs": made.needs,
-        "weights_bytes": made.weights_bytes,
-        "provenance": made.provenance,
+        "folder": str(result.folder),
+        "spec": result.spec,
+        "needs": result.needs,
+        "weights_bytes": result.weights_bytes,
+        "provenance": result.provenance,
     }
     click.echo(json.dumps(report))
 
 
-def _print(made: Exported) -> None:
-    source = made.provenance["checkpoint"]
-    seen = made.provenance["samples_seen"]
+def _print(result: Exported) -> None:
+    source = result.provenance["checkpoint"]
+    samples_seen = result.provenance["samples_seen"]
     epoch = "" if source["epoch"] is None else f", epoch {source['epoch']}"
-    samples = "" if seen is None else f", {seen:,} samples seen"
+    samples = "" if samples_seen is None else f", {samples_seen:,} samples seen"
     lines = [
         ("from", f"{source['path']}{epoch}{samples}"),
-        ("model", f"{made.folder}, {size_text(made.weights_bytes)}, outputs equal to those of the trained model"),
-        ("fingerprint", f"{made.fingerprint}, of images in fp32"),
+        ("model", f"{result.folder}, {size_text(result.weights_bytes)}, outputs equal to those of the trained model"),
+        ("fingerprint", f"{result.fingerprint}, of images in fp32"),
     ]
-    if made.needs:
-        lines.append(("needs", made.needs))
+    if result.needs:
+        lines.append(("needs", result.needs))
     for name, text in lines:
         click.echo(f"{name:<12} {text}")
-    click.echo(f"next:  {command_line('run', 'SHARDS', '-o', 'OUT', '-m', made.spec)}")
+    click.echo(f"next:  {command_line('run', 'SHARDS', '-o', 'OUT', '-m', result.spec)}")

@@ -56,7 +56,7 @@ def command(
     given = {name: value for name, value in options.items() if value is not None}
     if logs:
         if given:
-            option = next(one.opts[0] for one in click.get_current_context().command.params if one.name in given)
+            option = next(param.opts[0] for param in click.get_current_context().command.params if param.name in given)
             raise UsageError(f"{option} is for a training, and LOG names one that is over", next_step="leave one out")
         if nodes and len(logs) > 1:
             raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")
@@ -100,7 +100,7 @@ def _train(request: BenchmarkRequest, counts: list[int], out: Path, as_json: boo
             click.echo("the training ended well; its table is on the node of its first process", err=True)
             return Exit.DONE
         judgements.append(judged)
-    status = _tell(judgements, as_json, out if len(judgements) > 1 else None)
+    status = _print_judgements(judgements, as_json, out if len(judgements) > 1 else None)
     click.echo(f"figures, picture and log: {out if len(judgements) > 1 else planned.place}", err=True)
     return status
 
@@ -117,10 +117,10 @@ def _judge(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None
         make_folder(out)
         if len(judgements) == 1:
             keep(judgements[0], out)
-    return _tell(judgements, as_json, out if len(judgements) > 1 else None)
+    return _print_judgements(judgements, as_json, out if len(judgements) > 1 else None)
 
 
-def _tell(judgements: list[Judgement], as_json: bool, out: Path | None) -> int:
+def _print_judgements(judgements: list[Judgement], as_json: bool, out: Path | None) -> int:
     """Print one judgement, or a comparison of several, which is written to `out` too."""
     from embq.training.mmoclip import table
 

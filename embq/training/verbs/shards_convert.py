@@ -94,8 +94,8 @@ def command(
             plan,
             source,
             processes=processes,
-            kept=lambda one: progress.skip(len(one.pictures), one.bytes),
-            wrote=lambda one: progress.add(len(one.pictures), one.bytes),
+            skipped=lambda shard: progress.skip(len(shard.pictures), shard.bytes),
+            wrote=lambda shard: progress.add(len(shard.pictures), shard.bytes),
         )
     _print(plan, done, time.monotonic() - began, as_json=as_json)
     return Exit.SOME_FAILED if listing.left_out else Exit.DONE
@@ -108,7 +108,7 @@ def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, qu
 
     listing = of_a_size(listing)
     if check:
-        total = sum(one.size for one in listing.pictures)
+        total = sum(picture.size for picture in listing.pictures)
         each = total / max(1, len(listing.pictures))
         with Counter("pictures checked", len(listing.pictures), total, quiet=quiet) as progress:
             listing = checked(
@@ -139,12 +139,12 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
             "expression": expression,
             "shards": plan.shards,
             "written": done.written if done else 0,
-            "kept": done.kept if done else 0,
+            "kept": done.skipped if done else 0,
             "samples": len(plan.order),
             "bytes": plan.bytes,
             "classes": None if listing.classes is None else len(listing.classes),
             "captions": sum(picture.has_caption for picture in plan.order),
-            "left_out": [one._asdict() for one in listing.left_out],
+            "left_out": [entry._asdict() for entry in listing.left_out],
             "notes": note_lines,
             "seconds": round(seconds, 3),
             "dry_run": done is None,
@@ -157,14 +157,14 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
     if done is None:
         click.echo("nothing was written")
     elif done.written:
-        kept = f", {done.kept:,} were there already" if done.kept else ""
-        click.echo(f"{done.written:,} shards written in {seconds:.1f} s{kept}")
+        existing = f", {done.skipped:,} were there already" if done.skipped else ""
+        click.echo(f"{done.written:,} shards written in {seconds:.1f} s{existing}")
     else:
         click.echo("all were there already")
     for note in note_lines:
         click.echo(f"note: {note}", err=True)
-    for one in listing.left_out[:SHOWN]:
-        click.echo(f"left out {one.name}: {one.code}: {one.message}", err=True)
+    for left_out in listing.left_out[:SHOWN]:
+        click.echo(f"left out {left_out.name}: {left_out.code}: {left_out.message}", err=True)
     if len(listing.left_out) > SHOWN:
         click.echo(
             f"... and {len(listing.left_out) - SHOWN:,} more, all of them in the record beside the shards", err=True

@@ -46,10 +46,10 @@ def command(folder: str, host: str, port: int) -> None:
             return
         if not is_loopback(host):
             click.echo(f"warning: whoever reaches {host} may read: there is no password", err=True)
-        serve(answers, listener, announce=lambda url: click.echo("\n".join(_said(url, folder))))
+        serve(answers, listener, announce=lambda url: click.echo("\n".join(_announcement(url, folder))))
 
 
-def _said(url: str, folder: str) -> list[str]:
+def _announcement(url: str, folder: str) -> list[str]:
     """The address of the server, and expressions for its shards."""
     from embq.training.shards.names import contract
 

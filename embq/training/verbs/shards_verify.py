@@ -44,9 +44,9 @@ def command(shards: tuple[str, ...], workers: int | None, decode_images: bool, a
     began = time.monotonic()
     with Counter("shards", quiet=as_json) as progress:
 
-        def read(one: Inspected, total: int) -> None:
+        def read(shard: Inspected, total: int) -> None:
             progress.expect(total)
-            progress.add(1, one.bytes)
+            progress.add(1, shard.bytes)
 
         report = verify(shards, read, decode=decode_images, processes=workers or min(8, cores()), **options)
     if as_json:
