@@ -140,13 +140,13 @@ class Fleet:
     """Rates of devices alone and together.
 
     Attributes:
-        alone: device -> its rate alone, in records per second.
+        single_rates: device -> its rate alone, in records per second.
         devices: all of them, in the order of `shares`.
         rate: of all of them together.
         shares: fraction of the work that each did when all worked together.
     """
 
-    alone: dict[str, Measured]
+    single_rates: dict[str, Measured]
     devices: tuple[str, ...]
     rate: Measured
     shares: tuple[Measured, ...]
@@ -157,7 +157,7 @@ class Fleet:
         *single, last = outcomes
         rows = [[share.rows for share in run.shares] for run in last.replicates]
         return cls(
-            alone={outcome.condition.worker_set.devices[0]: outcome.rate for outcome in single},
+            single_rates={outcome.condition.worker_set.devices[0]: outcome.rate for outcome in single},
             devices=tuple(share.device for share in last.replicates[0].shares),
             rate=last.rate,
             shares=tuple(map(Measured.of, zip(*([row / sum(run) for row in run] for run in rows), strict=True))),
@@ -166,17 +166,17 @@ class Fleet:
     @property
     def ideal(self) -> Measured:
         """The sum of the rates. Devices of one name are measured once, so that their errors add up linearly."""
-        return together([rate.scaled(self.devices.count(device)) for device, rate in self.alone.items()])
+        return together([rate.scaled(self.devices.count(device)) for device, rate in self.single_rates.items()])
 
     @property
     def equal(self) -> Measured:
         """The rate of an equal split, where all wait for the slowest device."""
-        return min(self.alone.values(), key=lambda rate: rate.mean).scaled(len(self.devices))
+        return min(self.single_rates.values(), key=lambda rate: rate.mean).scaled(len(self.devices))
 
     @property
     def rate_shares(self) -> list[float]:
         """Fraction of `ideal` of each device's rate."""
-        return [self.alone[device].mean / self.ideal.mean for device in self.devices]
+        return [self.single_rates[device].mean / self.ideal.mean for device in self.devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

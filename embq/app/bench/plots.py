@@ -74,7 +74,7 @@ def _draw_devices(outcomes: Sequence[Outcome], rates: Axes, shares: Axes) -> Non
     """Bars of the rates alone, summed and together; and each device's share of the work beside that of the rates."""
     fleet = Fleet.of(outcomes)
     bars: dict[str, tuple[Measured, str]] = {}
-    for device, rate in fleet.alone.items():
+    for device, rate in fleet.single_rates.items():
         count = fleet.devices.count(device)
         bars[f"{device} alone" + (f"\n(there are {count})" if count > 1 else "")] = rate, BLUE
     bars["sum of all"] = fleet.ideal, GREY

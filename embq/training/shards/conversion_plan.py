@@ -26,15 +26,15 @@ class Pattern:
 
     Attributes:
         folder: where they are to be.
-        before: what stands before the number.
+        prefix: what stands before the number.
         width: digits of the number, with leading zeros.
-        after: what stands behind it; ends in .tar.
+        suffix: what stands behind it; ends in .tar.
     """
 
     folder: Path
-    before: str
+    prefix: str
     width: int
-    after: str
+    suffix: str
 
     @staticmethod
     def parse(text: str) -> Pattern:
@@ -48,27 +48,27 @@ class Pattern:
             raise UsageError(
                 f"{text!r}: there is {how_many} in the name that tells the shards apart", next_step=EXAMPLE
             )
-        before, after = name[: numbers[0].start()], name[numbers[0].end() :]
-        if not after.endswith(".tar"):
+        prefix, suffix = name[: numbers[0].start()], name[numbers[0].end() :]
+        if not suffix.endswith(".tar"):
             raise UsageError(f"{text!r}: shards are plain tar files: the name must end in .tar", next_step=EXAMPLE)
-        if bad := [text for text in (*SPECIAL, "%") if text in before + after]:
+        if bad := [text for text in (*SPECIAL, "%") if text in prefix + suffix]:
             raise UsageError(f"{text!r}: {bad[0]!r} in the name of a shard cannot be said in lists", next_step=EXAMPLE)
-        if before.startswith("."):
+        if prefix.startswith("."):
             raise UsageError(f"{text!r}: a folder's hidden files are not taken for shards", next_step=EXAMPLE)
         width = len(numbers[0]["zeros"] or "") or int(numbers[0]["width"] or 1)
-        return Pattern(folder=Path(folder or "."), before=before, width=width, after=after)
+        return Pattern(folder=Path(folder or "."), prefix=prefix, width=width, suffix=suffix)
 
     def __str__(self) -> str:
-        return str(self.folder / f"{self.before}%0{self.width}d{self.after}")
+        return str(self.folder / f"{self.prefix}%0{self.width}d{self.suffix}")
 
     @property
     def stem(self) -> str:
         """The name without number and suffix; "" for numbers alone."""
-        return (self.before + self.after.removesuffix(".tar")).strip("-_. ")
+        return (self.prefix + self.suffix.removesuffix(".tar")).strip("-_. ")
 
     def name(self, number: int) -> str:
         """The name of a shard in its folder."""
-        return f"{self.before}{number:0{self.width}d}{self.after}"
+        return f"{self.prefix}{number:0{self.width}d}{self.suffix}"
 
     def path(self, number: int) -> Path:
         """Path of a shard."""
@@ -81,7 +81,7 @@ class Pattern:
 
     def existing(self) -> list[str]:
         """Names in the folder that match, in order."""
-        fits = re.compile(re.escape(self.before) + f"[0-9]{{{self.width},}}" + re.escape(self.after))
+        fits = re.compile(re.escape(self.prefix) + f"[0-9]{{{self.width},}}" + re.escape(self.suffix))
         try:
             return sorted(name for name in os.listdir(self.folder) if fits.fullmatch(name))
         except FileNotFoundError:
