@@ -38,7 +38,7 @@ UNSUPPORTED = {
     "index_infos_path": "give a path of this machine, and copy the file afterwards",
     "ids_path": "give a folder of this machine, and copy it afterwards",
 }
-"""Argument that is refused where it asks for what embq does not do -> what to do instead."""
+"""Argument that is refused if it asks for what embq does not do -> what to do instead."""
 
 BROKERS = ("redis://", "rediss://", "unix://")
 
@@ -69,7 +69,7 @@ def build_index(
     nb_indices_to_keep: int = 1,
     drop_invalid: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """Build a faiss index with the arguments of autofaiss 2.18; gives (index, infos).
+    """Build a faiss index with the arguments of autofaiss 2.18; returns (index, infos).
 
     The index is a `faiss.Index` with all ids, searched without anything of embq. infos has autofaiss' keys first, then
     those of embq's report. With `nb_indices_to_keep` above 1 they are (None, {path: infos}).

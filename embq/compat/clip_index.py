@@ -40,7 +40,7 @@ def build_indexes(
     Args:
         arguments: further ones of `build_index`.
 
-    Raises InputError where there are no embeddings, or rows do not belong together; UsageError where the metadata
+    Raises InputError if there are no embeddings, or rows do not belong together; UsageError if the metadata
     would be written over.
     """
     source, target = Path(embeddings_folder), Path(index_folder)

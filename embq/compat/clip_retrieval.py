@@ -33,7 +33,7 @@ RENAMED = {
 
 SWITCHES = {
     "enable_image": "Embed images, with --modality.  [on]",
-    "enable_text": "Embed captions, with --modality.  [on, where there are any]",
+    "enable_text": "Embed captions, with --modality.  [on, if there are any]",
     "enable_metadata": "Keep all metadata: --metadata-columns '*'.",
     "enable_wandb": "Send figures of the run: --log wandb:PROJECT.",
 }

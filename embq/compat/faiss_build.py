@@ -34,13 +34,13 @@ from embq.indexer.stages.build import Built
 from embq.indexer.tune.queries import plan_queries
 
 FLAT_ROWS = 1_000_000
-"""Below this autofaiss keeps full vectors where memory allows."""
+"""Below this autofaiss keeps full vectors if memory allows."""
 COPY_ROWS = 65_536
 IDS_FILE = "part-00000000.parquet"
 
 
 def build_options(index_memory: str, memory: str, **options: Any) -> BuildOptions:
-    """The options of a build within two sizes; UsageError where one has no meaning."""
+    """The options of a build within two sizes; UsageError if one has no meaning."""
     settings = BuildOptions(
         max_index_memory_usage=parse_bytes(index_memory),
         current_memory_available=min(parse_bytes(memory), available_memory()),
@@ -56,9 +56,9 @@ def workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
     """A hidden folder for what is removed at the end.
 
     Args:
-        resumable: the same folder each time, kept where the work is interrupted, so that the same call continues.
+        resumable: the same folder each time, kept if the work is interrupted, so that the same call continues.
 
-    Raises TryLaterError where another process is at work in it.
+    Raises TryLaterError if another process is at work in it.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def paths_of(embeddings: Any) -> list[str]:
 
 
 def written(array: Any, path: Path) -> str:
-    """Write an array as float32 file, some rows at a time whatever its type and order; gives the path."""
+    """Write an array as float32 file, some rows at a time whatever its type and order; returns the path."""
     try:
         array = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:  # of torch: on a device, or with a gradient
@@ -180,7 +180,7 @@ def write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapp
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise UsageError where the folder of ids holds other files, which would be read with them."""
+    """Raise UsageError if the folder of ids holds other files, which would be read with them."""
     try:
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
     except OSError as error:

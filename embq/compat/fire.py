@@ -15,7 +15,7 @@ from embq.core.redaction import masked
 
 
 class FireOption(Option):
-    """An option that is not given where its value is None.
+    """An option that is not given if its value is None.
 
     Args:
         switch: whether it may stand without a value, as True, and as `--noNAME`, False.

@@ -29,12 +29,12 @@ class EmbqEmbeddings(Embeddings):
         self.model = Model(model, **options) if isinstance(model, str) else model
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """A vector per text, with the model's prompt for documents where it has one."""
+        """A vector per text, with the model's prompt for documents if it has one."""
         vectors: list[list[float]] = self.model.encode_document(texts).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        """A vector, with the model's prompt for queries where it has one."""
+        """A vector, with the model's prompt for queries if it has one."""
         vector: list[float] = self.model.encode_query(text).tolist()
         return vector
 
@@ -46,7 +46,7 @@ class EmbqRetriever(BaseRetriever):
         index: as `embq.integrations.retrieval.Retrieval` takes it.
         k: documents of a query.
         where: conditions that all documents satisfy, as `embq.search` takes them.
-        vector_name: which of the vectors of a run, where several are indexed.
+        vector_name: which of the vectors of a run, if several are indexed.
     """
 
     index: str

@@ -18,7 +18,7 @@ class Retrieval:
 
     Args:
         index: output folder of a run, folder of an index, its s3:// or gs:// URL, or the URL of an `embq serve`.
-        vector_name: which of the vectors of a run, where several are indexed.
+        vector_name: which of the vectors of a run, if several are indexed.
 
     The index is opened by the first search, which raises what `embq.search` raises.
     """

@@ -39,7 +39,7 @@ class Case:
     Attributes:
         kind: the kind's name.
         form: which of several forms of that kind, such as its compression.
-        write: writes `ROWS` as this kind below a folder, and gives the input's path.
+        write: writes `ROWS` as this kind below a folder, and returns the input's path.
         change: alters a written input.
         listing: (key, image, text) of each sample that must come out, in order.
     """

@@ -51,7 +51,7 @@ class WorkerShare:
 
     Attributes:
         device: as `--devices` names it.
-        rows: that its device embedded, also where another worker's copy of a unit was faster.
+        rows: that its device embedded, also if another worker's copy of a unit was faster.
         tokens: of these.
         busy_s: seconds that the device had a batch in hand.
     """
@@ -228,7 +228,7 @@ def condition_figures(outcome: Outcome, corpus: int | None) -> dict[str, Any]:
 
 
 def days_column(corpus: int | None, rates: Sequence[Measured]) -> dict[str, list[str]]:
-    """A column with the days for a corpus of so many records at each rate; none without a corpus."""
+    """A column with the days for a corpus of this many records at each rate; none without a corpus."""
     return {} if corpus is None else {f"days for {corpus:,}": [str(days_for(corpus, rate)) for rate in rates]}
 
 
@@ -245,7 +245,7 @@ def days_sentences(outcome: Outcome, corpus: int | None) -> list[str]:
 
 
 def time_text(days: Measured) -> str:
-    """Days, or hours or minutes where they are few."""
+    """Days, or hours or minutes if they are few."""
     for unit, factor in (("days", 1.0), ("hours", 24.0)):
         if days.mean * factor >= 1:
             return f"{days.scaled(factor)} {unit}"

@@ -127,7 +127,7 @@ class Services:
         self._runs = 0
 
     def measure(self, count: int, *, unit_size: int) -> Replicate:
-        """Embed so many records in units of `unit_size`, and measure it.
+        """Embed this many records in units of `unit_size`, and measure it.
 
         Raises OutputError if the count is not exact, and ConfigError if a process was replaced meanwhile, which makes
         the measurement invalid.
@@ -162,7 +162,7 @@ class Services:
         )
 
     def announce(self, count: int, *, unit_size: int) -> tuple[RunInfo, Path]:
-        """A new run of so many records, and its folder."""
+        """A new run of this many records, and its folder."""
         self._runs += 1
         root = self._folder / f"run-{self._runs:03d}"
         request = Request(

@@ -65,7 +65,7 @@ def together(parts: Sequence[Measured]) -> Measured:
 
 
 def days_for(records: int, rate: Measured) -> Measured:
-    """Days for so many records at a rate per second."""
+    """Days for this many records at a rate per second."""
     return Measured(mean=records / DAY_S, sd=0.0, n=rate.n).over(rate)
 
 

@@ -18,7 +18,7 @@ def parsed(verb: str, options: Mapping[str, Any], values: Sequence[str], *flags:
         values: those of its arguments.
         flags: further ones of the command line.
 
-    Raises UsageError where the command line would.
+    Raises UsageError if the command line would.
     """
     arguments = [*arguments_of(verb, options), *flags, "--", *values]
     try:

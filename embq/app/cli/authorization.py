@@ -27,7 +27,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
     "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
 }
-"""Verb -> names in `embq.core.broker.users.PERMISSIONS`. Loading scripts is not among them: where the server's users
+"""Verb -> names in `embq.core.broker.users.PERMISSIONS`. Loading scripts is not among them: if the server's users
 were made by others, scripts may be sent in full instead."""
 
 
@@ -64,7 +64,7 @@ def authorized_client(
 ) -> redis.Redis:
     """A client of the configured broker, after checking the server and the user's permissions.
 
-    Raises ConfigError where no broker is configured, or this one cannot be used; BrokerError where none answers.
+    Raises ConfigError if no broker is configured, or this one cannot be used; BrokerError if none answers.
 
     Args:
         patient, give_up: see `embq.core.broker.client.connect`. The first answer is not waited for.

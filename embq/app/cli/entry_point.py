@@ -123,7 +123,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; gives its exit status. Every error becomes one message on stderr."""
+    """Run one command; returns its exit status. Every error becomes one message on stderr."""
     try:
         result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE
@@ -159,7 +159,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _environment_error(error: Exception) -> EmbqError | None:
-    """The error for a user where disk, broker, memory or threads gave out, or a package of an extra is missing.
+    """The error for a user if disk, broker, memory or threads gave out, or a package of an extra is missing.
 
     None for any other.
     """
@@ -184,7 +184,7 @@ def _environment_error(error: Exception) -> EmbqError | None:
 
 
 def show_error(error: EmbqError) -> None:
-    """Print an error: what happened, then what to do next; as an event where logs are JSON."""
+    """Print an error: what happened, then what to do next; as an event if logs are JSON."""
     if is_json():
         Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
         return

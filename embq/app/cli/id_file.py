@@ -18,7 +18,7 @@ def read_ids(path: str | Path) -> np.ndarray:
     """The ids in a file, each once: int64 (n,), ascending.
 
     The file is a text with one id on each line, or a CSV or parquet file with a column `id`. Raises InputError
-    `bad_ids` where it cannot be read, or holds no id, or anything else.
+    `bad_ids` if it cannot be read, or holds no id, or anything else.
     """
     import numpy as np
     import pyarrow as pa

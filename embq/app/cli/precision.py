@@ -19,11 +19,11 @@ AUTO = "auto"
 def resolve_precision(
     request: Request, *, precision_at: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
 ) -> tuple[Request, str]:
-    """The request with a precision in place of "auto", and the reason for it; "" where none was chosen.
+    """The request with a precision in place of "auto", and the reason for it; "" if none was chosen.
 
     Args:
         precision_at: returns the precision of the run in a folder; "" if it holds none.
-        devices: gives the devices that will compute a new run.
+        devices: returns the devices that will compute a new run.
     """
     from embq.producer.model_args import choose_precision
 
@@ -36,7 +36,7 @@ def resolve_precision(
 
 
 def precision_of_output(output: Place) -> str:
-    """The precision of the run in a folder; "" where there is none."""
+    """The precision of the run in a folder; "" if there is none."""
     from embq.core.run.layout import Layout
     from embq.core.run.run_info import load_run
     from embq.core.storage.paths import place
@@ -46,7 +46,7 @@ def precision_of_output(output: Place) -> str:
 
 
 def precision_of_upload(client: redis.Redis, output: Place) -> str:
-    """The precision of the run in a folder of the writer's machine; "" where the broker knows none there.
+    """The precision of the run in a folder of the writer's machine; "" if the broker knows none there.
 
     A run that is still being uploaded to that folder counts: with another precision it would be another run.
     """

@@ -215,7 +215,7 @@ def _models(specs: tuple[str, ...], prompt_name: str | None, prompt: str | None)
 
 
 def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:
-    """The stored form of vectors; UsageError where options contradict each other."""
+    """The stored form of vectors; UsageError if options contradict each other."""
     from embq.core.rows.spec import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
 
     dtype, truncate_dim, normalize = options["dtype"], options["truncate_dim"] or 0, options["normalize"]

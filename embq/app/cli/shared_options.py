@@ -35,7 +35,7 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def without_password(_context: click.Context, option: click.Parameter, url: str | None) -> str | None:
-    """Callback of an option with the URL of a broker; UsageError where it has a password."""
+    """Callback of an option with the URL of a broker; UsageError if it has a password."""
     if url and masked(url) != url:
         raise UsageError(
             f"--{option.name} {masked(url)}: a password on a command line is shown to everybody by `ps`",
@@ -77,7 +77,7 @@ metrics_option = option(
     metavar="[HOST:]PORT",
     help="Serve /metrics and /healthz at this address; HOST defaults to 127.0.0.1.  [EMBQ_METRICS, else off]",
 )
-"""--metrics, for resident services; None where it is not given."""
+"""--metrics, for resident services; None if it is not given."""
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 """--json, for verbs that report."""
@@ -113,7 +113,7 @@ log_option = option(
     help="Send the figures of `embq status` to wandb[:PROJECT] or tensorboard[:FOLDER]; repeatable.  "
     "[off; project embq, folder OUT/_logs/tensorboard]",
 )
-"""--log, for verbs that follow a run; () where it is not given."""
+"""--log, for verbs that follow a run; () if it is not given."""
 
 precision_option = option(
     "--precision",
@@ -148,7 +148,7 @@ batch_size_option = option(
     default=0,
     help="Samples per batch.  [by model and device]",
 )
-"""--batch-size, for verbs that embed; 0 where it is not given."""
+"""--batch-size, for verbs that embed; 0 if it is not given."""
 
 threads_option = option(
     "--threads",
@@ -156,11 +156,11 @@ threads_option = option(
     default=0,
     help="Decoding and tokenising threads per worker.  [by cores]",
 )
-"""--threads, for verbs that embed; 0 where it is not given."""
+"""--threads, for verbs that embed; 0 if it is not given."""
 
 
 def priority_option(function: F) -> F:
-    """--priority, for verbs that make a run; None where it is not given."""
+    """--priority, for verbs that make a run; None if it is not given."""
     from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 
     return option(
@@ -262,7 +262,7 @@ def settings_with(broker: str, metrics: Address | None = None) -> Settings:
 
 
 def required_url(settings: Settings) -> str:
-    """The broker's URL; ConfigError where none is configured."""
+    """The broker's URL; ConfigError if none is configured."""
     if not settings.broker_url:
         raise ConfigError(
             "no broker is configured",

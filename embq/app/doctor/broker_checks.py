@@ -32,7 +32,7 @@ from embq.core.settings import Settings, broker_ca, password_file
 MEMORY_HIGH = 0.8
 """Share of the memory limit above which workers may soon have to wait."""
 RENEW_DAYS = 30
-"""`embq broker init` renews a certificate so many days before its end."""
+"""`embq broker init` renews a certificate this many days before its end."""
 
 DANGEROUS = {"CONFIG": "CONFIG GET maxmemory", "MODULE": "MODULE LIST", "DEBUG": "DEBUG HELP"}
 """Command that no service needs -> harmless form that shows whether a user may run it."""

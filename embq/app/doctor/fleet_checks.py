@@ -75,7 +75,7 @@ def libraries(client: redis.Redis) -> Iterator[Check]:
         yield Check.passed(
             "libraries",
             "; ".join(differing),
-            "install the same versions: where a library builds another model of the same files, a run that was begun "
+            "install the same versions: if a library builds another model of the same files, a run that was begun "
             "with the other one is refused here (wrong_model); `embq worker --check --load` finds out",
         )
     else:

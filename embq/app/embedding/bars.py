@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 MUCH = 2_000
-"""Items from which a bar is shown where nothing else is asked for."""
+"""Items from which a bar is shown if nothing else is asked for."""
 
 
 def shown(items: Iterable[Item], total: int | None, *, enabled: bool | None) -> Iterator[Item]:
     """The items, with a bar of those that were taken.
 
     Args:
-        total: number of items; None where it is not known.
+        total: number of items; None if it is not known.
         enabled: None for a bar in a terminal or a notebook, if there is much.
     """
     if enabled is None:
@@ -68,7 +68,7 @@ class Bar:
             self._bar.close()
 
     def show(self, done: int, total: int | None, note: str) -> None:
-        """Show that so many of so many samples are done, and a note of the run's state."""
+        """Show how many samples of how many are done, and a note of the run's state."""
         if not self._enabled:
             return
         if self._bar is None:

@@ -74,7 +74,7 @@ def _column(table: Table, text: str | None, image: str | None) -> tuple[str, str
 
 
 Found = tuple[np.ndarray, dict[int, tuple[str, str]]]
-"""Vectors, float32 of shape (n, dim), NaN where there is none; and position -> (code, message)."""
+"""Vectors, float32 of shape (n, dim), NaN if there is none; and position -> (code, message)."""
 
 
 def _checked(answer: Found, on_error: OnError) -> Found:

@@ -135,7 +135,7 @@ class InProcess(Publisher):
         Args:
             spec, task: as of `PromptedEmbedder.use_prompt`.
 
-        Raises ModelError where the model has no such prompt, UsageError where the call would wait for itself.
+        Raises ModelError if the model has no such prompt, UsageError if the call would wait for itself.
         """
         me = threading.get_ident()
         with self._turns:
@@ -226,7 +226,7 @@ def keep_memory() -> None:
 
 
 def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple[np.ndarray, dict[int, Failure]]:
-    """float32 of shape (samples, dim), NaN where a sample has no vector; and position -> failure."""
+    """float32 of shape (samples, dim), NaN if a sample has no vector; and position -> failure."""
     blocks, first = [np.empty((0, dim), np.float32)], 0
     failures: dict[int, Failure] = {}
     for unit in units:

@@ -28,7 +28,7 @@ def of_one_kind(items: Iterable[Any], modality: str = "") -> tuple[str, Iterable
     """The modality of items, and the items as `samples_of` takes them: texts, encoded images, or why there is none.
 
     Args:
-        modality: "text" or "image"; "" for that of the first item, and "text" where there is none.
+        modality: "text" or "image"; "" for that of the first item, and "text" if there is none.
     """
     iterator, first = map(_plain, items), []
     for item in iterator:

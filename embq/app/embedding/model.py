@@ -81,7 +81,7 @@ class Model:
             precision: "int8", "uint8" (both scaled by these vectors, several), "binary" and "ubinary" (8 dimensions in
                 a byte) give vectors of another type, by `sentence_transformers.quantize_embeddings`.
             convert_to_numpy: False for a list of torch tensors, of one item a tensor.
-            convert_to_tensor: give a torch tensor on the CPU in place of an array.
+            convert_to_tensor: return a torch tensor on the CPU in place of an array.
             normalize_embeddings: scale the vectors to length 1.
             truncate_dim: keep the first dimensions.
             task: "query" or "document", by which some models choose their modules.
@@ -123,13 +123,13 @@ class Model:
     def encode_query(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *rest: Any, **options: Any
     ) -> Any:
-        """`encode` for queries: with the model's prompt "query", where it has one and no other is given."""
+        """`encode` for queries: with the model's prompt "query", if it has one and no other is given."""
         return self.encode(inputs, prompt_name, prompt, *rest, **{"task": "query", **options})
 
     def encode_document(
         self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *rest: Any, **options: Any
     ) -> Any:
-        """`encode` for documents: with the model's prompt "document", where it has one and no other is given."""
+        """`encode` for documents: with the model's prompt "document", if it has one and no other is given."""
         return self.encode(inputs, prompt_name, prompt, *rest, **{"task": "document", **options})
 
     @property
@@ -193,7 +193,7 @@ class Model:
             modality: "text" or "image"; "" for that of the first item.
             prompt_name, prompt, task: see `encode`.
             progress: see `show_progress_bar` of `encode`.
-            total: number of items, where `items` has no length.
+            total: number of items, if `items` has no length.
         """
         total = len(items) if isinstance(items, Sequence) else total
         kind, checked = of_one_kind(items, modality)
@@ -214,7 +214,7 @@ class Model:
         return {**self.__dict__, "_loaded": {}}
 
     def _prompted(self, name: str | None, text: str | None, task: str) -> tuple[ModelSpec, str]:
-        """The spec with the prompt of a call in place of its own, or of a task where it has none; and the task."""
+        """The spec with the prompt of a call in place of its own, or of a task if it has none; and the task."""
         params = PROMPTED.get(self.spec.family, ())
         task = task if "prompt_name" in params else ""
         if name is None and text is None:
@@ -267,7 +267,7 @@ def loaded(
     Args:
         options: as `InProcess` takes them.
 
-    Raises ModelError also where the model does not embed the modality, NoDeviceError where there is no such device.
+    Raises ModelError also if the model does not embed the modality, NoDeviceError if there is no such device.
     """
     from embq.producer.model_args import NamedSpec, choose_precision, config_of
     from embq.worker.supervisor.devices import find_devices

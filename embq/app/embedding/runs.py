@@ -77,13 +77,13 @@ class Run:
         return None
 
     def wait(self, timeout_s: float | None = None, *, progress: bool | None = None) -> RunProgress:
-        """Wait until the run is done or cancelled, and give its last progress.
+        """Wait until the run is done or cancelled, and return its last progress.
 
         Args:
             timeout_s: None waits as long as it takes.
             progress: None shows a bar in a terminal or a notebook.
 
-        Raises TimeoutError, and the EmbqError that ended the run; `stopped` where it was stopped before its end.
+        Raises TimeoutError, and the EmbqError that ended the run; `stopped` if it was stopped before its end.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with Bar(progress) as bar:

@@ -137,7 +137,7 @@ class HuggingFaceTable(_OfPackage):
 
 
 class DictTable:
-    """A dict of lists, one for each column, as `Dataset[:10]` and `to_dict("list")` give it; the column is a list.
+    """A dict of lists, one for each column, as `Dataset[:10]` and `to_dict("list")` return it; the column is a list.
 
     Raises UsageError for a dict of anything else.
     """

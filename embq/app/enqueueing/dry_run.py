@@ -111,7 +111,7 @@ def lines(estimate: Estimate, cost: Cost | None) -> list[str]:
 
 
 def _not_measured(estimate: Estimate, cost: Cost) -> str:
-    """The sentence where no run has measured a speed, with a command that does."""
+    """The sentence if no run has measured a speed, with a command that does."""
     shards = not estimate.exact and estimate.config.chunking is None
     limit = 1 if shards else cost.trial_rows
     return (

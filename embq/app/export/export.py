@@ -149,7 +149,7 @@ def export(
 
 
 def check_rows(root: Place, rows: int, ids: np.ndarray | None) -> None:
-    """Raise InputError if a run with so many rows has none to export: none at all, or not those with the ids."""
+    """Raise InputError if a run with this many rows has none to export: none at all, or not those with the ids."""
     if not rows:
         raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
     if ids is not None and (unknown := len(ids) - int(np.searchsorted(ids, rows))):

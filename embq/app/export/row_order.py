@@ -105,7 +105,7 @@ def _gather(root: Place, places: Places, entries: np.ndarray) -> tuple[pa.Table,
 
 
 def _picked(tables: Iterator[pa.Table], first: np.ndarray, rows: np.ndarray) -> Iterator[pa.Table]:
-    """The rows of ascending ranges. Copies where little of a table is wanted, so that the rest of it can go."""
+    """The rows of ascending ranges. Copies if little of a table is wanted, so that the rest of it can go."""
     row_numbers = np.concatenate([np.arange(start, start + count) for start, count in zip(first, rows, strict=True)])
     position = done = 0
     for table in tables:

@@ -79,7 +79,7 @@ class ServiceProcess:
             )
 
     def supervise(self) -> None:
-        """Restart the service if it has ended; raise its own error where that cannot help."""
+        """Restart the service if it has ended; raise its own error if that cannot help."""
         assert self.process is not None
         status = self.process.poll()
         if status is None:
@@ -119,7 +119,7 @@ class ServiceProcess:
         return error
 
     def refused_model(self) -> ModelError | None:
-        """The error of a worker that cannot load its model here; None where its log has none."""
+        """The error of a worker that cannot load its model here; None if its log has none."""
         for line in self._tail():
             if " error worker model_refused " in line:
                 code, message, next_step = _event_fields(line)
@@ -161,7 +161,7 @@ def _event_fields(line: str) -> tuple[str, str, str]:
 
 
 def _unquoted(text: str) -> str:
-    """A value of an event line, which is quoted as Python does where it has a space."""
+    """A value of an event line, which is quoted as Python does if it has a space."""
     with suppress(ValueError, SyntaxError):
         if text[:1] in ("'", '"'):
             return str(ast.literal_eval(text))

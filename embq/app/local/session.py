@@ -55,7 +55,7 @@ class Outcome:
     """End of a session: the last progress of the run, and whether it was stopped before its end.
 
     Attributes:
-        all_failed: the code with which all samples of the first unit failed, where that stopped it; else "".
+        all_failed: the code with which all samples of the first unit failed, if that stopped it; else "".
     """
 
     progress: RunProgress
@@ -75,10 +75,10 @@ class Session:
         choices: those of them that `embq resume` takes up again.
         settings: with a `broker_url`, or without one to start a server beside the output.
         drain_s: seconds in which workers may finish begun units after a request to stop.
-        stops: gives the number of requests to stop so far.
-        keep_going: whether to go on where the first unit has failures of one code only.
-        server: the embedded server, where there is one.
-        all_failed: that code, where it stopped the run.
+        stops: returns the number of requests to stop so far.
+        keep_going: whether to go on if the first unit has failures of one code only.
+        server: the embedded server, if there is one.
+        all_failed: that code, if it stopped the run.
     """
 
     info: RunInfo
@@ -186,7 +186,7 @@ class Session:
             time.sleep(self._look_s)
 
     def _ready_or_not(self, progress: RunProgress) -> RunProgress:
-        """The progress, where no worker is at work yet: its services are not heard, or are started again."""
+        """The progress, if no worker is at work yet: its services are not heard, or are started again."""
         if progress.state == RunState.LOADING:
             self._loading_on = progress.loading_on
             progress = replace(progress, downloaded=cached_bytes() - self._cached)
@@ -246,7 +246,7 @@ def run_locally(
     inputs: Sequence[str] = (),
     resumed: bool = False,
 ) -> Outcome:
-    """Execute a planned run on this machine; returns at once where nothing is left to do.
+    """Execute a planned run on this machine; returns at once if nothing is left to do.
 
     Args:
         inputs: as the user names them; their hosts may be private ones.
@@ -311,7 +311,7 @@ def own_devices(selection: str) -> list[Device]:
 
 
 def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
-    """Print the summary of a run; gives the exit status."""
+    """Print the summary of a run; returns the exit status."""
     progress = outcome.progress
     if as_json:
         click.echo(json.dumps(progress.to_json()))

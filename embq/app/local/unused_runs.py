@@ -1,4 +1,4 @@
-"""Runs without rows: removed where their own command is wrong, and where a corrected command takes their folder."""
+"""Runs without rows: removed if their own command is wrong, and if a corrected command takes their folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def undone_on_error(root: Place, new_run: RunInfo | None, *, broker: str) -> Ite
 
 
 def remove_without_rows(root: Place) -> bool:
-    """Remove a run of `embq run` that has no rows and that no process serves; gives whether it was removed."""
+    """Remove a run of `embq run` that has no rows and that no process serves; returns whether it was removed."""
     layout = Layout(root)
     progress = RunMonitor(root, None).poll()
     if not isinstance(root, Path) or progress.rows:

@@ -24,7 +24,7 @@ def facts_html(facts: Mapping[str, str]) -> str:
 
 
 def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
-    """Results as a grid of thumbnails where there are any, else as a table.
+    """Results as a grid of thumbnails if there are any, else as a table.
 
     Args:
         pictures: data: URL of each; "" for none.

@@ -48,7 +48,7 @@ class Output:
     Args:
         path: output folder of a run; s3:// and gs:// URLs as well.
 
-    Raises InputError where there is no run, OutputError where its records are damaged.
+    Raises InputError if there is no run, OutputError if its records are damaged.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -103,7 +103,7 @@ class Output:
             columns: None for all: id, ordinal, key, vectors, caption, metadata, unit_id and others.
             where: conditions that all rows satisfy, as `embq.search` takes them.
 
-        Raises InputError `no_column` and `bad_filter`, OutputError where a file is missing or damaged.
+        Raises InputError `no_column` and `bad_filter`, OutputError if a file is missing or damaged.
         """
         types = {field.name: field.type for field in self.schema}
         selected = list(types if columns is None else columns)
@@ -159,10 +159,10 @@ class Output:
         """Vectors of shape (rows, dim), in the order of ids.
 
         Args:
-            vector_name: which, where rows have several vectors.
-            mmap: True keeps them on disk: the file of the run where it is a single .npy, else an unnamed file in
+            vector_name: which, if rows have several vectors.
+            mmap: True keeps them on disk: the file of the run if it is a single .npy, else an unnamed file in
                 EMBQ_SPOOL or the temporary folder, which is gone with the array.
-            dtype: None for that of the run; float32 where it stores int8 or binary.
+            dtype: None for that of the run; float32 if it stores int8 or binary.
         """
         name = self._vector_column(vector_name)
         default_dtype = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
@@ -201,7 +201,7 @@ class Output:
 
         Args:
             columns: further columns, as lists.
-            vector_name: which, where rows have several.
+            vector_name: which, if rows have several.
         """
         from embq.app.output.torch_rows import TorchRows
 
@@ -211,14 +211,14 @@ class Output:
         """The index of the run, opened once for many searches.
 
         Args:
-            vector_name: which of the vectors of a run, where several are indexed.
+            vector_name: which of the vectors of a run, if several are indexed.
         """
         from embq.app.output.search import Index
 
         return Index(str(self.root), vector_name)
 
     def matrices(self, column: str) -> list[np.memmap] | None:
-        """The vectors of each part, mapped, where they are .npy files of this machine; else None."""
+        """The vectors of each part, mapped, if they are .npy files of this machine; else None."""
         files = [file for part in self._parts for file in part if file.kind == "vectors" and file.column == column]
         paths = [path for file in files if isinstance(path := file.place(self.root), Path)]
         if not paths or len(paths) < len(self._parts):
@@ -242,7 +242,7 @@ class Output:
             yield from part.tables(columns, start, stop)
 
     def restored(self, table: pa.Table, column: str) -> np.ndarray:
-        """Vectors of a table, (rows, dim): as they are stored where these are floats, else float32."""
+        """Vectors of a table, (rows, dim): as they are stored if these are floats, else float32."""
         values = vectors(table, column)
         return values if self.dtype.startswith("float") else restored(values, self._info.rows)
 

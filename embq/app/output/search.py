@@ -23,7 +23,7 @@ PICTURE_PX = 160
 
 
 class Results(list[Result]):
-    """The results of one query, best first; a notebook shows them with thumbnails where they are images."""
+    """The results of one query, best first; a notebook shows them with thumbnails if they are images."""
 
     def __init__(self, results: Iterable[Result], index: Index) -> None:
         super().__init__(results)
@@ -38,9 +38,9 @@ class Index:
 
     Args:
         path: folder of an index, of one of its versions, or the output folder of a run; or its s3:// or gs:// URL.
-        vector_name: which of a run's vectors, where several are indexed.
+        vector_name: which of a run's vectors, if several are indexed.
 
-    Raises InputError where there is no index, OutputError where it is damaged.
+    Raises InputError if there is no index, OutputError if it is damaged.
     """
 
     def __init__(self, path: str | PathLike[str], vector_name: str | None = None) -> None:
@@ -72,8 +72,8 @@ class Index:
             where: conditions that all results satisfy, as `embq.search` takes them.
             nprobe: inverted lists to search; None for the tuned number.
 
-        Raises InputError `no_column`, `bad_filter`, `wrong_dimension`, and where a query cannot be embedded; ModelError
-        where the model of the run cannot be loaded.
+        Raises InputError `no_column`, `bad_filter`, `wrong_dimension`, and if a query cannot be embedded; ModelError
+        if the model of the run cannot be loaded.
         """
         if k < 1:
             raise UsageError(f"k is {k}", next_step="ask for one result or more")
@@ -88,7 +88,7 @@ class Index:
         return answers[0] if is_single else answers
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
-        """Thumbnails of rows as data: URLs; "" where there is none."""
+        """Thumbnails of rows as data: URLs; "" if there is none."""
         if self._collection.kind != "run":
             return [""] * len(ids)
         if self._pictures is None:
@@ -132,7 +132,7 @@ class _Pictures:
         self._finder, self._decoders = Finder(), Decoders()
 
     def of(self, collection: Any, id_: int, row: dict[str, Any]) -> str:
-        """The thumbnail of a row; "" where there is none."""
+        """The thumbnail of a row; "" if there is none."""
         try:
             origin = self._finder.origin(collection, id_, row["key"], row["unit_id"])
             data = self._images.image(origin.unit, origin.key, origin.ordinal)

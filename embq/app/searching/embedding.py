@@ -25,11 +25,11 @@ class QueryEmbedder:
         config: of the model that made the rows.
         output: the indexed output of the model.
         rows: the stored form of vectors.
-        fingerprint: that of the rows; None where it is not known, which skips the comparison.
-        prompt_name: name of the prompt before a text; None for that of the rows, or "query" where that is "document".
+        fingerprint: that of the rows; None if it is not known, which skips the comparison.
+        prompt_name: name of the prompt before a text; None for that of the rows, or "query" if that is "document".
         prompt: the prompt itself.
         spec: of the model on this machine, if not that of the run.
-        on_load: called with a model's spec before it is loaded, where that takes long.
+        on_load: called with a model's spec before it is loaded, if that takes long.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class QueryEmbedder:
     def open(
         cls, model: Mapping[str, Any] | None, rows_spec: Mapping[str, Any], fingerprint: str | None, **options: Any
     ) -> QueryEmbedder:
-        """From the record of an index; InputError `no_model` where it names no model.
+        """From the record of an index; InputError `no_model` if it names no model.
 
         Args:
             model: `ModelConfig.describe()` with the output that is indexed under "output".
@@ -92,8 +92,8 @@ class QueryEmbedder:
     def load(self, modality: str) -> None:
         """Load the model of a modality, once; `text` and `image` call it.
 
-        Raises ModelError where the model cannot be loaded here, `other_modality` where it does not embed this
-        modality, `other_model` where it is not the model of the rows.
+        Raises ModelError if the model cannot be loaded here, `other_modality` if it does not embed this
+        modality, `other_model` if it is not the model of the rows.
         """
         if modality in self._models:
             return
@@ -115,7 +115,7 @@ class QueryEmbedder:
         self._models[modality] = model
 
     def text(self, text: str) -> np.ndarray:
-        """float32 (d,) of a text, in the form of rows. Raises as `load`; SampleError where it cannot be embedded."""
+        """float32 (d,) of a text, in the form of rows. Raises as `load`; SampleError if it cannot be embedded."""
         self.load("text")
         return self._as_stored(self._models["text"].text(text))
 

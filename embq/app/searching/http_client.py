@@ -28,14 +28,14 @@ class Address:
     """Address of a server.
 
     Attributes:
-        url: http:// or https://, with a path where a proxy has one, without a slash at the end.
+        url: http:// or https://, with a path if a proxy has one, without a slash at the end.
     """
 
     url: str
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse what a user gives; UsageError where it is not such a URL."""
+        """Parse what a user enters; UsageError if it is not such a URL."""
         try:
             parts = urlsplit(url)
             usable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -59,7 +59,7 @@ class Address:
         return is_loopback(urlsplit(self.url).hostname or "")
 
     def unreachable(self, why: str) -> ServerError:
-        """The error where nothing answers."""
+        """The error if nothing answers."""
         parts = urlsplit(self.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         tunnel = f"ssh -N -L {port}:127.0.0.1:{DEFAULT_PORT} BOX"
@@ -71,7 +71,7 @@ class Address:
         return ServerError(f"no embq serve answers at {self}: {why}", next_step=step)
 
     def not_embq(self, why: str) -> ServerError:
-        """The error where something else answers."""
+        """The error if something else answers."""
         return ServerError(
             f"the server at {self} is not an embq serve: {why}",
             next_step="check the address and the port; embq serve prints its own when it starts",
@@ -87,9 +87,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def fetch_json(address: Address, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> dict[str, Any]:
-    """The JSON object that a server answers; GET, or POST where there is a body.
+    """The JSON object that a server answers; GET, or POST if there is a body.
 
-    Raises ServerError where no server answers or it is not embq; an error of the server is raised with its code and
+    Raises ServerError if no server answers or it is not embq; an error of the server is raised with its code and
     next step.
     """
     data = None if body is None else json.dumps(body).encode()
@@ -135,7 +135,7 @@ def _object(address: Address, data: bytes) -> dict[str, Any]:
 
 
 def _refused(address: Address, status: int, data: bytes) -> EmbqError:
-    """The error of an HTTP error response, with the message of the server where it has one."""
+    """The error of an HTTP error response, with the message of the server if it has one."""
     try:
         fields = json.loads(data)
         code, message, step = (_plain(fields[name]) for name in ("code", "message", "next"))

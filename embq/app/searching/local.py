@@ -30,11 +30,11 @@ def search_local(
     Args:
         index: its folder, one of its versions, or the output folder of a run; s3:// and gs:// URLs of the first and the
             last are fetched into the cache.
-        output: which of a run's vectors, where it has several indexes.
-        on_load: called with what is loaded or fetched, such as a model's spec, where that takes long.
+        output: which of a run's vectors, if it has several indexes.
+        on_load: called with what is loaded or fetched, such as a model's spec, if that takes long.
 
-    Raises UsageError for an invalid query, InputError for one that cannot be answered and where there is no index,
-    ModelError where the query cannot be embedded, OutputError where the index is damaged.
+    Raises UsageError for an invalid query, InputError for one that cannot be answered and if there is no index,
+    ModelError if the query cannot be embedded, OutputError if the index is damaged.
     """
     query = query.loaded()
     timing: dict[str, float] = {}
@@ -118,7 +118,7 @@ def _query_vector(searcher: Searcher, query: Query, embedder: QueryEmbedder | No
 
 
 def check_ids(query: Query, ids: int) -> None:
-    """Raise InputError `no_such_id` where a query names a row that is not among the `ids` rows of an index."""
+    """Raise InputError `no_such_id` if a query names a row that is not among the `ids` rows of an index."""
     unknown = [id_ for id_ in sorted(query.excluded) if not 0 <= id_ < ids]
     if unknown:
         raise InputError(
@@ -138,9 +138,9 @@ def complete_vector(searcher: Searcher, query: Query, embedded: np.ndarray | Non
     """The vector of a query, of its row or its examples, as the index expects it, float32 (dim,).
 
     Args:
-        embedded: of the text or the image; None where there is neither.
+        embedded: of the text or the image; None if there is neither.
 
-    Raises as `checked_vector`, and InputError `no_vectors` where the vectors of the rows are gone.
+    Raises as `checked_vector`, and InputError `no_vectors` if the vectors of the rows are gone.
     """
     ids = list(query.excluded)
     rows = dict(zip(ids, searcher.vectors_of(np.array(ids, np.int64)), strict=True)) if ids else {}
@@ -189,7 +189,7 @@ def embed_query(model: QueryEmbedder, query: Query) -> np.ndarray:
 def checked_vector(vector: np.ndarray, dim: int, metric: str) -> np.ndarray:
     """A query vector as the index expects it, float32 (dim,); of length 1 for metric cosine.
 
-    Raises InputError `wrong_dimension`, and `bad_query` where a number is not finite or all are zero.
+    Raises InputError `wrong_dimension`, and `bad_query` if a number is not finite or all are zero.
     """
     if vector.shape != (dim,):
         raise InputError(
@@ -227,7 +227,7 @@ def results_of(
     Args:
         ids, scores: of the neighbours, int64 and float32 (n,), best first; an id of -1 is none.
         rows_of: the rows with some ids, int64 (n,), in their order.
-        k: at most so many.
+        k: at most this many.
         offset: results to skip.
         excluded: ids of rows that are left out: a row is its own nearest neighbour.
     """

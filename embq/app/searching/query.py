@@ -1,6 +1,6 @@
 """A query to an index and its answer, the same for a local index and for one behind an `embq serve`.
 
-Imports nothing that is missing where only embq itself is installed; numpy is imported to read a .npy file.
+Imports nothing that is missing if only embq itself is installed; numpy is imported to read a .npy file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Modality = Literal["", "image", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One query: one of `text`, `image`, `vector` and `id`, or none where `like` is given, and how it is answered.
+    """One query: one of `text`, `image`, `vector` and `id`, or none if `like` is given, and how it is answered.
 
     Attributes:
         image: an encoded image, or the path of its file.
@@ -70,13 +70,13 @@ class Query:
         where: conditions that all results satisfy.
         like: ids of rows towards which the query is moved, which are excluded from the results.
         unlike: ids of rows away from which it is moved, excluded as well.
-        index: name of a server's index; "" where there is only one.
-        modality: of a server's index: "image" or "text"; "" where the name has only one.
+        index: name of a server's index; "" if there is only one.
+        modality: of a server's index: "image" or "text"; "" if the name has only one.
         nprobe: inverted lists to search; None for the tuned number.
         refine: False skips re-ranking by full vectors.
         prompt_name: name of the model's prompt before the text; only for a local index, as the next two.
         prompt: the prompt itself.
-        model: spec of the model, where it is not where the run had it.
+        model: spec of the model, if it is not where the run had it.
     """
 
     text: str | None = None
@@ -141,7 +141,7 @@ class Query:
         return frozenset((*self.like, *self.unlike, *(() if self.id is None else (self.id,))))
 
     def check(self) -> None:
-        """Raise UsageError where there is no query, or more than one, or options do not belong to it."""
+        """Raise UsageError if there is no query, or more than one, or options do not belong to it."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) > 1 or not (given or self.like):
             raise UsageError(
@@ -175,10 +175,10 @@ class Result:
         rank: 1 for the best.
         id: of the row.
         key: of its sample.
-        score: cosine with the query; inner product where vectors have other lengths than 1; with metric l2 the
+        score: cosine with the query; inner product if vectors have other lengths than 1; with metric l2 the
             squared distance, smallest first.
         caption: its text; None without one.
-        source: the input that it came from; None where that is not known.
+        source: the input that it came from; None if that is not known.
         metadata: its other columns.
     """
 
@@ -191,7 +191,7 @@ class Result:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready values; metadata only where the index has such columns."""
+        """JSON-ready values; metadata only if the index has such columns."""
         values = {name: getattr(self, name) for name in ("rank", "id", "key", "score", "caption", "source")}
         return {**values, "metadata": dict(self.metadata)} if self.metadata else values
 
@@ -251,14 +251,14 @@ EXAMPLE = '{"text": "a red car"}'
 
 
 def json_object(body: object, example: str = EXAMPLE) -> Mapping[str, Any]:
-    """The fields of a body; InputError `bad_request`, with an example, where it is not an object."""
+    """The fields of a body; InputError `bad_request`, with an example, if it is not an object."""
     if not isinstance(body, dict):
         raise _bad_request("the body is not a JSON object", f"send an object, such as {example}")
     return body
 
 
 def json_field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, default: T | None) -> Any:
-    """A field of a type that msgspec knows; `default` where it is absent or null. Raises InputError `bad_request`."""
+    """A field of a type that msgspec knows; `default` if it is absent or null. Raises InputError `bad_request`."""
     if (value := fields.get(name)) is None:
         return default
     try:
@@ -280,10 +280,10 @@ def count_field(fields: Mapping[str, Any], name: str, default: int, kind: Any) -
 
 
 def query_field(name: str, value: object, kind: str = "") -> dict[str, Any]:
-    """The arguments of `Query` for one field that holds a query; InputError where it cannot be used.
+    """The arguments of `Query` for one field that holds a query; InputError if it cannot be used.
 
     Args:
-        kind: one of KINDS, or another name of a text; `name` where that is "".
+        kind: one of KINDS, or another name of a text; `name` if that is "".
     """
     kind = kind or name
     if kind == "vector":
@@ -338,7 +338,7 @@ def _bad_request(message: str, next_step: str) -> InputError:
 def vector_numbers(given: Any) -> list[float]:
     """The numbers of a vector, or of the first of several: of an array, a list, or a .npy or JSON file.
 
-    Raises InputError `bad_query` where there is none or a number is not finite in float32, ConfigError where a .npy
+    Raises InputError `bad_query` if there is none or a number is not finite in float32, ConfigError if a .npy
     file is given and numpy is not installed.
     """
     path = path_of(given)
@@ -382,7 +382,7 @@ def _load_npy(path: Path) -> Any:
 
 
 def read_image(path: Path) -> bytes:
-    """The bytes of an image file; InputError `bad_query` where it cannot be read."""
+    """The bytes of an image file; InputError `bad_query` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

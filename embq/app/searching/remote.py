@@ -46,12 +46,12 @@ def search_remote(
 
     Args:
         url: of the server.
-        name: of the index, where several are served.
-        output: which of the vectors of a run, or which modality, where the name has several.
-        on_load: called with a model's spec where the server is still loading it.
+        name: of the index, if several are served.
+        output: which of the vectors of a run, or which modality, if the name has several.
+        on_load: called with a model's spec if the server is still loading it.
 
-    Raises UsageError for an invalid query, ServerError where no embq serve answers, ConfigError where it is of another
-    version, InputError for a query that it cannot answer, TryLaterError where it can later.
+    Raises UsageError for an invalid query, ServerError if no embq serve answers, ConfigError if it is of another
+    version, InputError for a query that it cannot answer, TryLaterError if it can later.
     """
     query.check()
     local_options = {"--model": query.model, "--prompt-name": query.prompt_name, "--prompt": query.prompt}
@@ -105,7 +105,7 @@ def _health(address: Address) -> Mapping[str, Any]:
 def _select_index(
     address: Address, indices: Sequence[Mapping[str, Any]], name: str | None, output: str | None
 ) -> Mapping[str, Any]:
-    """The index of this name and output; InputError where there is none, or more than one."""
+    """The index of this name and output; InputError if there is none, or more than one."""
     if not indices:
         raise InputError(
             f"{address} serves no index yet",

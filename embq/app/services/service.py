@@ -126,10 +126,10 @@ class ResidentService:
 def resident_service(
     settings: Settings, role: Role, *, only: str = "", stands_s: float = STANDS_S
 ) -> Iterator[ResidentService]:
-    """Start a resident service, with an endpoint for metrics and health where the settings name an address.
+    """Start a resident service, with an endpoint for metrics and health if the settings name an address.
 
-    Raises BrokerError where no broker answers at first, after its first answer every outage is waited out; ConfigError
-    where the broker or the address cannot be used; TryLaterError where the port is taken.
+    Raises BrokerError if no broker answers at first, after its first answer every outage is waited out; ConfigError
+    if the broker or the address cannot be used; TryLaterError if the port is taken.
 
     Args:
         only: the one run that it serves; "" for all.

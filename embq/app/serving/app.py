@@ -107,7 +107,7 @@ def application(
         error_page: makes the page of an error, for browsers; None for none.
         embeddings: makes the endpoints that embed; None for none. With them no index is needed.
 
-    Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
+    Raises what `named_indices` and opening an index raise; InputError if a folder to follow does not exist.
     """
     followed = [_existing(folder) for folder in folders] if follow else []
     needs_none = followed or (embeddings is not None and not folders)
@@ -326,7 +326,7 @@ async def read_body(request: Request, most: int = MOST_BODY, *, smaller: str = S
     """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S.
 
     Args:
-        smaller: next step where it is too large.
+        smaller: next step if it is too large.
     """
     body = bytearray()
     try:

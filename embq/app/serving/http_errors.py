@@ -28,7 +28,7 @@ class HttpError(InputError):
     """A request that is answered with an HTTP error.
 
     Args:
-        status: 4xx where the client has to act, 503 where waiting helps.
+        status: 4xx if the client has to act, 503 if waiting helps.
         retry_after_s: for 503: when to try again.
         param: the field of the request that is at fault, for errors in OpenAI's form.
     """

@@ -1,7 +1,7 @@
 """Fetches the image of a query by URL: https from public hosts only, bounded in size, redirects and time.
 
 A server that fetches URLs of its clients can be abused to reach its own network. So the host of every hop is resolved
-here, refused where any of its addresses is not public, and connected to by the address that was checked: a second
+here, refused if any of its addresses is not public, and connected to by the address that was checked: a second
 answer of the name server cannot lead elsewhere.
 """
 
@@ -35,7 +35,7 @@ def fetch_image(
         context: trusted certificates; the system's by default.
 
     Raises:
-        HttpError: `image_url_refused` where it may not be fetched, `image_url_failed` where it cannot.
+        HttpError: `image_url_refused` if it may not be fetched, `image_url_failed` if it cannot.
     """
     context = context or ssl.create_default_context()
     end = time.monotonic() + MOST_SECONDS
@@ -120,7 +120,7 @@ def _body(answer: http.client.HTTPResponse, open_socket: socket.socket | None, e
 
 
 def _remaining_s(end: float) -> float:
-    """Seconds left, at least what makes a socket wait; TimeoutError where none are."""
+    """Seconds left, at least what makes a socket wait; TimeoutError if none are."""
     remaining_s = end - time.monotonic()
     if remaining_s <= 0:
         raise TimeoutError

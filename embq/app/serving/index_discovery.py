@@ -100,7 +100,7 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
 
 
 def _index_folders(folder: Place) -> Sequence[Place]:
-    """The folder itself where it is an index, else the indexes of the run in it."""
+    """The folder itself if it is an index, else the indexes of the run in it."""
     from embq.indexer.index_files.files import asking
 
     refuse_unnameable(str(folder))

@@ -60,7 +60,7 @@ class Indices:
         raise _no_modality(name, modality, of_name)
 
     def only(self, name: str, modality: str) -> ServedIndex:
-        """The index of a name and a modality, for `/search`; each may be "" where it leaves no choice."""
+        """The index of a name and a modality, for `/search`; each may be "" if it leaves no choice."""
         if not name and len(self._by_name) > 1:
             raise HttpError(
                 "several indexes are served",

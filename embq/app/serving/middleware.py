@@ -90,7 +90,7 @@ class AccessMiddleware:
             self._metrics.histograms["embq_http_request_seconds"].labels(route).observe(time.perf_counter() - start)
 
     def _label(self, scope: Scope) -> str:
-        """The path of the route for a request, "other" where there is none."""
+        """The path of the route for a request, "other" if there is none."""
         for route in self._routes:
             if route.matches(scope)[0] != Match.NONE:
                 return str(getattr(route, "path", "other"))

@@ -52,7 +52,7 @@ class QueryModels:
                 self._futures[version.recipe.key] = self._thread.submit(self._loaded, version)
 
     def state(self, version: VersionInfo) -> str:
-        """ "off", "none" where the index does not say which model, "loading", "ready" or "failed"."""
+        """ "off", "none" if the index does not say which model, "loading", "ready" or "failed"."""
         if self._load is None:
             return "off"
         if version.recipe is None:

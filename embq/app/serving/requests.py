@@ -35,8 +35,8 @@ class KnnRequest:
     """A body of `/knn-service`.
 
     Attributes:
-        query: what is searched for; without a query of its own where `image_url` is given.
-        image_url: of the image to search for; "" where the query is another one.
+        query: what is searched for; without a query of its own if `image_url` is given.
+        image_url: of the image to search for; "" if the query is another one.
         rows: how many results come with their columns; those after them are ids with similarities.
         deduplicate: whether to drop near-duplicates of better results.
         not_applied: names of fields that have no effect here.
@@ -50,7 +50,7 @@ class KnnRequest:
 
     @classmethod
     def from_json(cls, body: object) -> KnnRequest:
-        """Parse a body; InputError where it is invalid."""
+        """Parse a body; InputError if it is invalid."""
         fields = json_object(body)
         given = [name for name in QUERIES if fields.get(name) not in (None, "")]
         if not given:
@@ -84,7 +84,7 @@ class RowsRequest:
 
     @classmethod
     def from_json(cls, body: object) -> RowsRequest:
-        """Parse a body; InputError where it is invalid."""
+        """Parse a body; InputError if it is invalid."""
         fields = json_object(body)
         ids = json_field({"ids": fields.get("ids", "")}, "ids", list[FromZero], None)
         if ids is None:

@@ -48,7 +48,7 @@ TIMED = {"filter_ms": "filter", "embed_ms": "embed", "search_ms": "knn", "rows_m
 
 
 class Search:
-    """Answers queries. Each method raises EmbqError where there is no answer.
+    """Answers queries. Each method raises EmbqError if there is no answer.
 
     Args:
         image_urls: whether images may be fetched by their URLs.

@@ -52,7 +52,7 @@ class VersionInfo:
         ids: how many ids there are: 0 to `ids` - 1.
         dim: of queries.
         cosine: whether scores are cosines, so that queries are normalised to length 1.
-        model: its spec; "" where the index does not say which model made its vectors.
+        model: its spec; "" if the index does not say which model made its vectors.
         fingerprint: of the model.
         recipe: of query vectors; versions with equal recipes share a loaded model.
         output: which of the vectors of a run it holds, such as image, text or clip_image.
@@ -90,12 +90,12 @@ class ServedIndex:
 
     Args:
         opener: opens the version that CURRENT names.
-        count_rows: rows that the collection has now; None where that cannot be seen from here.
+        count_rows: rows that the collection has now; None if that cannot be seen from here.
         source: place on an object store of which the folder is the cached copy; None for a folder of its own.
 
     Attributes:
         source_rows: the last result of `count_rows`.
-        failed: why the last new version could not be opened; "" where it could.
+        failed: why the last new version could not be opened; "" if it could.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ServedIndex:
                 held.searcher.close()
 
     def refresh(self, on_progress: Callable[[], None] = lambda: None) -> bool:
-        """Open the version that CURRENT names where it has changed; whether a new version is open.
+        """Open the version that CURRENT names if it has changed; whether a new version is open.
 
         A version that cannot be fetched or opened leaves the old one in use; it is tried again at every call.
 
@@ -240,7 +240,7 @@ def modality_of(path: Path) -> str:
 
 
 def collection_rows(path: Path) -> int | None:
-    """Rows of the collection of an index now; None where it is gone or of another kind."""
+    """Rows of the collection of an index now; None if it is gone or of another kind."""
     from embq.indexer.collection.opening import rows_now
     from embq.indexer.index_files.version import read_current
 

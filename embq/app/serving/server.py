@@ -55,7 +55,7 @@ class Connections:
         self._log = Events("serve")
 
     def admit(self, connection: BoundedConnection) -> None:
-        """Admit a connection; above a limit the longest idle one is closed, or the new one where none is idle."""
+        """Admit a connection; above a limit the longest idle one is closed, or the new one if none is idle."""
         client = _client(connection)
         same = [other for other, whose in self._open.items() if whose == client]
         self._open[connection] = client

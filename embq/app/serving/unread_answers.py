@@ -37,7 +37,7 @@ class CountedResponse(Response):
 
 
 def require_read(request: Request) -> None:
-    """HttpError `overloaded` where this client, or all of them, have too much to read before another answer."""
+    """HttpError `overloaded` if this client, or all of them, have too much to read before another answer."""
     unread = CountedResponse.unread
     if unread[client_of(request.scope)] > MOST_UNREAD * 3 // 4 or unread.total() > MOST_UNREAD:
         raise HttpError(

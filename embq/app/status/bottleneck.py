@@ -46,9 +46,9 @@ class Bottleneck:
         threads: decoding or tokenising threads of the workers with this bottleneck.
         workers: number of these workers.
         cores: of the machine, for one worker.
-        whole_images: whether their CPUs decode images at full size where a smaller one would do.
-        cores_needed: CPU cores that would keep their devices busy; None where unknown or irrelevant.
-        cores_exact: False where more may be needed, because the devices were never busy.
+        whole_images: whether their CPUs decode images at full size if a smaller one would do.
+        cores_needed: CPU cores that would keep their devices busy; None if unknown or irrelevant.
+        cores_exact: False if more may be needed, because the devices were never busy.
     """
 
     name: str = ""
@@ -83,7 +83,7 @@ class Bottleneck:
         return f"{text}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
 
     def remedy(self) -> str:
-        """The number that would end the bottleneck, where `sentence` has none and it can be told; else ""."""
+        """The number that would end the bottleneck, if `sentence` has none and it is known; else ""."""
         busy = {stage: states.get("busy", 0.0) for stage, states in self.stages.items()}
         if self.name == "device":
             next_name, next_busy = max(
@@ -120,7 +120,7 @@ class Bottleneck:
 
 
 def bottleneck_now(workers: Sequence[Mapping[str, Any]]) -> Bottleneck:
-    """The bottleneck of a run's workers now; "work" where they hold no unit."""
+    """The bottleneck of a run's workers now; "work" if they hold no unit."""
     if workers and not any(worker.get("held") for worker in workers):
         return Bottleneck(name="work")
     return _bottleneck(workers, lambda worker: (str(worker.get("limit", "")), worker["attribution"]["late"]))

@@ -21,7 +21,7 @@ class Eta:
     """A prediction.
 
     Attributes:
-        seconds: until the last commit; None where it is too early, or no worker is at work.
+        seconds: until the last commit; None if it is too early, or no worker is at work.
         basis: what is counted: "tokens", "samples" or "units"; "" for nothing.
         per_s: speed of all workers for this run, in `basis` per second.
     """
@@ -40,7 +40,7 @@ def embedded_in_flight(shares: Sequence[Mapping[str, Any]]) -> int:
 
 
 def in_hand_s(workers: Sequence[Mapping[str, Any]], run: str) -> float | None:
-    """Seconds of the slowest worker for its units in hand at its present speed; None where one reports no speed."""
+    """Seconds of the slowest worker for its units in hand at its present speed; None if one reports no speed."""
     longest = 0.0
     for worker in workers:
         share = worker.get("runs", {}).get(run, {})
@@ -61,7 +61,7 @@ def done_of(shares: Sequence[Mapping[str, Any]], holders: Sequence[bytes | None]
     """Finished tokens of units in flight: those whose lease the reporting worker still holds, and of batches.
 
     Args:
-        holders: token of the lease on each unit of `holders_wanted`; None where there is none.
+        holders: token of the lease on each unit of `holders_wanted`; None if there is none.
     """
     begun = [(str(token).encode(), int(tokens)) for share in shares for _, token, tokens in share["begun"]]
     of_units = sum(tokens for (token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
@@ -114,5 +114,5 @@ def _in_hand_s(share: Mapping[str, Any], tokens_of_size: float) -> float:
 
 
 def _tokens_per_s(share: Mapping[str, Any], queued: int) -> float:
-    """Speed of a worker; 0 where no unit is queued and it holds none."""
+    """Speed of a worker; 0 if no unit is queued and it holds none."""
     return float(share["tokens_per_s"]) if queued or share["units"] else 0.0

@@ -39,7 +39,7 @@ REMEDIES = {
     "wrong_version": "use the same version of embq everywhere",
     "wrong_unit": "use the same version of embq everywhere",
 }
-"""Failure code -> what to do before a retry, where that is not fixing the samples themselves."""
+"""Failure code -> what to do before a retry, if that is not fixing the samples themselves."""
 
 FINAL = frozenset({"beyond_float16", "chunk_too_long", "non_finite", "too_many_chunks"})
 """Codes that a retry in the same run gives again."""
@@ -85,7 +85,7 @@ def grouped(root: Place) -> list[Group]:
 
 
 def only_cause(root: Place) -> str:
-    """The code of all committed failures of a run, where it is one and there are `HOPELESS` samples of it; else ""."""
+    """The code of all committed failures of a run, if it is one and there are `HOPELESS` samples of it; else ""."""
     match grouped(root):
         case [Group(whole_unit=False) as group] if group.count >= HOPELESS:
             return group.code

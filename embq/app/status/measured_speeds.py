@@ -38,7 +38,7 @@ class Cost:
         rates: measured speeds, one for each kind of device.
         workers: kind of device -> workers that are connected now; of this machine, its devices.
         measured_by: kind of device -> output and day of the run that measured it; a broker does not know them.
-        trial_rows: samples for a trial on the devices, where they are those of this machine; else 0.
+        trial_rows: samples for a trial on the devices, if they are those of this machine; else 0.
     """
 
     rates: tuple[Rate, ...]
@@ -62,12 +62,12 @@ class _Measured:
 
 
 def keep(client: redis.Redis, info: RunInfo, output: Place, *, workers: int) -> None:
-    """Keep what the broker of a run has measured; a run goes on where that fails.
+    """Keep what the broker of a run has measured; a run goes on if that fails.
 
     Args:
         workers: processes per device, each of which is as fast as the broker has it.
     """
-    with suppress(OSError, RuntimeError, RedisError):  # RuntimeError: of Path.home(), where the user has none
+    with suppress(OSError, RuntimeError, RedisError):  # RuntimeError: of Path.home(), if the user has none
         for speed in measured_rates(client, info.model):
             rate = Rate(device=speed.device, rows_per_s=speed.rows_per_s * workers, dims=speed.dims)
             measured = _Measured(rate=rate, output=str(output), day=datetime.now(UTC).date().isoformat())

@@ -40,7 +40,7 @@ DROPPED = ("output", "model", "age", "rows", "failures")
 DROPPED_IN_FOLDER = ("run", "model", "left", "rows/s", "failures", "done")
 """Columns that narrow terminals lack, in this order."""
 PIPE_COLUMNS = 10_000
-"""Width where no terminal has one, so that nothing is folded."""
+"""Width if no terminal has one, so that nothing is folded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class ControlResult:
     """A run after a request.
 
     Attributes:
-        state: of the run in the broker; ABSENT where its queue is not built yet.
+        state: of the run in the broker; ABSENT if its queue is not built yet.
         noted: whether the run's writer has it in the output folder, where it outlives the broker.
         done: committed units.
     """
@@ -108,7 +108,7 @@ def request(
 def _from_folder(record: RunRecord, state: RunState) -> ControlResult | None:
     """The result by the output folder alone: an `embq run` that is cancelled ends, and its broker with it.
 
-    None where the folder has another state, or cannot be read here.
+    None if the folder has another state, or cannot be read here.
     """
     layout = Layout(place(record.output))
     try:

@@ -35,7 +35,7 @@ class RunCounts:
         rows_total_exact: whether `rows_total` is counted, not estimated from the units done so far.
         units_total, done, quarantined: units; committed ones are either done or quarantined.
         closed: whether the run is over.
-        created_s: when it was planned (announced, where only the broker tells), in seconds since the epoch; None if
+        created_s: when it was planned (announced, if only the broker tells), in seconds since the epoch; None if
             that is unknown.
     """
 

@@ -47,13 +47,13 @@ class ServiceLog:
         self._time = self._level = ""
 
     def size(self) -> int | None:
-        """Bytes of the log; None where there is none."""
+        """Bytes of the log; None if there is none."""
         with suppress(FileNotFoundError), open(self._open(), "rb") as file:
             return file.seek(0, os.SEEK_END)
         return None
 
     def new_lines(self, most: int | None = None) -> list[LogLine]:
-        """The complete lines since the last call; the last `most` of them, of at most so many times `LINE_BYTES`."""
+        """The complete lines since the last call; the last `most` of them, of at most this many times `LINE_BYTES`."""
         with suppress(FileNotFoundError), open(self._open(), "rb") as file:
             if most is not None and (near := file.seek(0, os.SEEK_END) - (most + 1) * LINE_BYTES) > self._at:
                 file.seek(near)
@@ -77,7 +77,7 @@ class ServiceLog:
 
 
 def logs_of(home: Path, services: tuple[str, ...] = SERVICES) -> list[ServiceLog]:
-    """The logs of these services of a run; InputError where none of them is on this machine."""
+    """The logs of these services of a run; InputError if none of them is on this machine."""
     logs = [ServiceLog(home, f"_logs/{service}.log") for service in services]
     if not any(log.size() is not None for log in logs):
         raise InputError(

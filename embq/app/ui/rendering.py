@@ -88,7 +88,7 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 def page(
     request: Request, template: str, view: DataclassInstance, status: int = 200, headers: Mapping[str, str] = {}
 ) -> Response:
-    """A page, or the part of it that a template gives.
+    """A page, or the part of it that a template makes.
 
     Args:
         view: its fields are the names of the template, besides `here`, the path of the page.

@@ -38,7 +38,7 @@ class Results:
     """What the page shows below the query.
 
     Attributes:
-        rows: results, best first, by document; or rows to begin with where there is no query.
+        rows: results, best first, by document; or rows to begin with if there is no query.
         timing: (name, milliseconds) of each step.
         total_ms: from the request to the rows.
         error: why there are no results.
@@ -59,7 +59,7 @@ class SearchView:
     """What the templates of the page show.
 
     Attributes:
-        index: that is searched; None where there is none.
+        index: that is searched; None if there is none.
         indices: all of them.
         columns: that conditions may be about.
         copies: (tool, command) for the same search elsewhere.
@@ -220,7 +220,7 @@ def _rows(version: OpenVersion, ids: np.ndarray) -> list[Result]:
 
 
 def _added_condition(request: Request) -> str | None:
-    """The condition in the fields of the form; None where the form was not sent."""
+    """The condition in the fields of the form; None if the form was not sent."""
     column, operator, value = (request.query_params.get(name, "") for name in ("column", "op", "value"))
     return f"{column} {operator} {value}" if column and operator in OPS else None
 

@@ -123,7 +123,7 @@ class SearchState:
         return SearchState(index=self.index, where=self.where, id=id_)
 
     def example(self, id_: int, *, liked: bool) -> SearchState:
-        """The state with a row as an example, or without it where it is one already."""
+        """The state with a row as an example, or without it if it is one already."""
         like = tuple(row_id for row_id in self.like if row_id != id_)
         unlike = tuple(row_id for row_id in self.unlike if row_id != id_)
         if liked and id_ not in self.like:

@@ -24,7 +24,7 @@ class UploadedImages:
         self._lock = threading.Lock()
 
     def hold(self, data: bytes) -> str:
-        """Keep an image; gives its token."""
+        """Keep an image; returns its token."""
         token = hashlib.sha256(data).hexdigest()[:32]
         with self._lock:
             if token not in self._held:
@@ -37,7 +37,7 @@ class UploadedImages:
         return token
 
     def find(self, token: str) -> bytes:
-        """The image of a token; HttpError `image_gone` where it is not held any more."""
+        """The image of a token; HttpError `image_gone` if it is not held any more."""
         with self._lock:
             data = self._held.get(token)
             if data is not None:

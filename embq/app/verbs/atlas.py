@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Show the rows of the index of OUT as points in a plane, in clusters with labels from their captions.
 
-    The map is made where it is missing, or of another version of the index or with other options, and kept beside the
+    The map is made if it is missing, or of another version of the index or with other options, and kept beside the
     index as map.parquet. Failures have no vectors, and so no points. The page is that of `embq ui`, on this machine
     only.
     """

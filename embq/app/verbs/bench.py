@@ -24,7 +24,7 @@ from embq.app.cli.shared_options import (
 
 experiment_options = option_group(
     model_option(
-        "Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]", default=""
+        "Model that embeds the texts.  [minilm if it is installed, else stub:384?ms_per_sample=10]", default=""
     ),
     precision_option,
     option(

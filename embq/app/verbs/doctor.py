@@ -22,10 +22,10 @@ from embq.app.cli.shared_options import broker_option, json_option, model_option
 def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> int:
     """Check packages, broker, devices, models, storage and limits of this machine.
 
-    Prints a line per check, with a fix where one is needed. Without --broker and EMBQ_BROKER_URL, the embedded server
+    Prints a line per check, with a fix if one is needed. Without --broker and EMBQ_BROKER_URL, the embedded server
     of `embq run` is started and stopped.
 
-    Exit status: 0, or 69 where a check fails; warnings do not count.
+    Exit status: 0, or 69 if a check fails; warnings do not count.
     """
     from embq.app.doctor.check import print_checks
     from embq.app.doctor.machine_checks import check_machine

@@ -22,7 +22,7 @@ UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Age(click.ParamType[float]):
-    """A time span such as 90m, 24h or 7d; in seconds where it has no unit."""
+    """A time span such as 90m, 24h or 7d; in seconds if it has no unit."""
 
     name = "age"
 

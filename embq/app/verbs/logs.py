@@ -49,7 +49,7 @@ def _home(run: str, broker: str) -> Path:
     if is_folder(run):
         from embq.core.run.run_info import load_run
 
-        load_run(place(run))  # raises where this is no output folder
+        load_run(place(run))  # raises if this is no output folder
         return Layout(place(run)).home
     from embq.app.status.resolve_run import resolve_run
 

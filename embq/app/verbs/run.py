@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
 @run_options
 @option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
-@option("--keep-going", is_flag=True, help="Go on where all samples of the first unit fail with one code.")
+@option("--keep-going", is_flag=True, help="Go on if all samples of the first unit fail with one code.")
 @option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
 @priority_option
 @worker_options
@@ -140,7 +140,7 @@ def _planned(request: Request, root: Place, *, add: bool) -> Planned:
 
 
 def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
-    """Raise UsageError where the output holds a run of other inputs, to which these would be added."""
+    """Raise UsageError if the output holds a run of other inputs, to which these would be added."""
     import os
     from fnmatch import fnmatchcase
 
@@ -235,7 +235,7 @@ def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tup
     """The request with its precision, and the reason for that; see `embq.app.cli.precision.resolve_precision`.
 
     Args:
-        client: the broker; None for none, where no device is known.
+        client: the broker; None for none, if no device is known.
         sent: whether the output is a folder of the writer's machine.
     """
     from embq.app.cli.precision import precision_of_output, precision_of_upload, resolve_precision
@@ -268,7 +268,7 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
         if not planned.added:
             raise
         click.echo(
-            f"warning: {error.message}; it takes the new units up, and where it ends before: "
+            f"warning: {error.message}; it takes the new units up, and if it ends before: "
             f"{command_line('resume', output)}",
             err=True,
         )
@@ -320,7 +320,7 @@ def _print_estimate(
     """Print what the run would have to do, and how long by the speeds that a broker or this machine knows.
 
     Args:
-        here: devices of this machine that would compute it; None where they are a broker's.
+        here: devices of this machine that would compute it; None if they are a broker's.
     """
     from embq.app.enqueueing.dry_run import cost_of, lines, to_json
     from embq.producer.estimate import estimate

@@ -50,7 +50,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 @quiet_option
 @verbose_option
 def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
-    """Continue RUN: its output folder, or its id where a broker knows it. The folder tells what is left to do.
+    """Continue RUN: its output folder, or its id if a broker knows it. The folder tells what is left to do.
 
     Without a broker, the work is done on this machine, with the devices, workers and other options of workers that the
     run was started with, unless others are given; a paused `embq run` there continues. With --broker (or

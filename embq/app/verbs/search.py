@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from embq.app.searching.query import Answer, Query
 
 FULL_WIDTH = 160
-"""Characters of a line where the width of the terminal is not known."""
+"""Characters of a line if the width of the terminal is not known."""
 
 KEY_WIDTH, SOURCE_WIDTH = 44, 28
 """Most characters of a key and of a source."""
@@ -48,7 +48,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 @option(
     "--prompt-name",
     metavar="NAME",
-    help="Name of the model's prompt before TEXT.  [query, where rows have document]",
+    help="Name of the model's prompt before TEXT.  [query, if rows have document]",
 )
 @option("--prompt", metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
 @model_option("Model that embeds the query: that of the run, at another location.  [where the run had it]")

@@ -197,7 +197,7 @@ SHOWN = 300
 
 
 def health_url(settings: Settings) -> str:
-    """URL of the health endpoint of a service with these settings; ConfigError where it has none."""
+    """URL of the health endpoint of a service with these settings; ConfigError if it has none."""
     if settings.metrics is None or not settings.metrics.port:
         raise ConfigError(
             "nothing says which service is meant",

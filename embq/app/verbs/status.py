@@ -122,7 +122,7 @@ def _show(
 
 
 def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
-    """What looks at all runs of the broker, or below a folder that is no run itself; None where one run is named."""
+    """What looks at all runs of the broker, or below a folder that is no run itself; None if one run is named."""
     from embq.app.status.overview import Overview, OverviewMonitor
     from embq.core.broker.client import connect, reach
     from embq.core.errors import InputError

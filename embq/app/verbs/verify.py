@@ -38,7 +38,7 @@ def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> 
     """Verify the output OUT against its inputs.
 
     Checks the commit log, the hash of every file, that each sample of each committed unit is stored exactly once as a
-    row or as a failure, with the text and the metadata of its source, and that vectors are finite and of length 1 where
+    row or as a failure, with the text and the metadata of its source, and that vectors are finite and of length 1 if
     the model gives such. Of an unfinished run, the committed part is checked. With --quick, rows and inputs are not
     read.
 

@@ -48,7 +48,7 @@ class Documents:
 
         Args:
             key: the key of the text in the source.
-            text: the text in the source; None where it could not be read.
+            text: the text in the source; None if it could not be read.
         """
         parts = sorted(self.parts.get(ordinal, ()), key=lambda part: part.chunk)
         failed = self.failed.get(ordinal, [])

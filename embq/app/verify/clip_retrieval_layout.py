@@ -26,7 +26,7 @@ NAME = re.compile(r"_(\d{8})\.(?:npy|parquet)$")
 
 
 def check_clip_retrieval(layout: Layout, info: RunInfo, findings: Findings) -> None:
-    """Check the folders; InputError where the output does not have that layout."""
+    """Check the folders; InputError if the output does not have that layout."""
     root = layout.root
     if info.format != "npy" or not isinstance(root, Path):
         raise InputError(
@@ -65,7 +65,7 @@ def _number(path: Path, folder: str) -> int:
 
 
 def _schema(path: Path, findings: Findings) -> tuple[int, pa.Schema | None]:
-    """Rows and columns of a parquet file; -1 and None where it cannot be read."""
+    """Rows and columns of a parquet file; -1 and None if it cannot be read."""
     try:
         with pq.ParquetFile(path) as file:
             return file.metadata.num_rows, file.schema_arrow.remove_metadata()

@@ -23,7 +23,7 @@ class Records:
         fingerprint: of the run, "" before its first rows.
         broken: whether a number is missing, so that sums over the whole log cannot be checked.
         after_gap: whether the record just read follows a missing one.
-        closed_by: name of the record that closed the log, or "" where there is none or units were added since.
+        closed_by: name of the record that closed the log, or "" if there is none or units were added since.
         grew: whether units were added after the log was closed.
     """
 
@@ -50,7 +50,7 @@ class Records:
         self._widths: dict[str, int] = {}
 
     def read(self) -> Iterator[Commit]:
-        """Every record, checked against those before it; OutputError where one cannot be parsed."""
+        """Every record, checked against those before it; OutputError if one cannot be parsed."""
         for number in range(1, self._last_number() + 1):
             name = f"{number:08d}.json"
             try:

@@ -45,7 +45,7 @@ class Files:
         self._next_id = None
 
     def rows(self, commit: Commit) -> Cursor | None:
-        """The record's rows, to be read in order; None where one of their files is damaged."""
+        """The record's rows, to be read in order; None if one of their files is damaged."""
         parts = _parts(commit)[0]
         for files in parts:
             self._check_first_id(files[0])
@@ -53,7 +53,7 @@ class Files:
         return Cursor(table for files in parts for table in self._read(files)) if all(sound) else None
 
     def failures(self, commit: Commit) -> Cursor | None:
-        """The record's failures, to be read in order; None where one of their files is damaged."""
+        """The record's failures, to be read in order; None if one of their files is damaged."""
         parts = _parts(commit)[1]
         sound = [self._is_whole(commit, files) for files in parts]
         tables = (table for files in parts for table in part_tables(self._layout.root, files))

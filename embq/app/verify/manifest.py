@@ -23,7 +23,7 @@ from embq.sources.formats.image_folder import walk_with
 
 
 def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
-    """The manifest, after one pass over it; None where it cannot be read.
+    """The manifest, after one pass over it; None if it cannot be read.
 
     Held are eight bytes per unit, and the names of sources that were retried.
     """
@@ -58,7 +58,7 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
 
 
 def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
-    """Compare the unit ids of the manifest with run.json; None where it cannot be read."""
+    """Compare the unit ids of the manifest with run.json; None if it cannot be read."""
     try:
         manifest = Manifest(layout)
         if len(manifest) != info.units:

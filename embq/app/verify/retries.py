@@ -1,4 +1,4 @@
-"""Checks which failures each retry replaces, and gives units with their sources as of the last retry."""
+"""Checks which failures each retry replaces, and returns units with their sources as of the last retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Retried:
                 self._versions[unit.source] = unit.etag, unit.stop
 
     def now(self, unit: Unit) -> Unit:
-        """The unit with its source as of the last retry; unchanged where the source cannot be read."""
+        """The unit with its source as of the last retry; unchanged if the source cannot be read."""
         if unit.kind == "files":
             items = tuple((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
             return replace(unit, items=items)

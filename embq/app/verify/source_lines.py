@@ -28,7 +28,7 @@ class SourceLines:
         self._last: Unit | None = None
 
     def placed(self, unit: Unit) -> Unit:
-        """The unit with the current byte range of its lines; unchanged where the source cannot be read."""
+        """The unit with the current byte range of its lines; unchanged if the source cannot be read."""
         assert unit.samples is not None
         try:
             if unit.kind == "csv":
@@ -44,7 +44,7 @@ class SourceLines:
             return unit  # reading it says why
 
     def _at(self, line: int) -> int:
-        """The offset of the first byte of a line, counted from 0; that of the end where there are fewer."""
+        """The offset of the first byte of a line, counted from 0; that of the end if there are fewer."""
         of = self._slices[min(line // EVERY, len(self._slices) - 1)]
         at, remaining = of.start, line - of.first
         with open_text(of, unwatched) as text:

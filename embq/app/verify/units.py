@@ -135,8 +135,8 @@ class Units:
         Args:
             where: the record and the unit, for messages.
             recorded: the unit in the commit record.
-            unit: the manifest's unit; None where it has none, and then there is no source to compare with.
-            rows: the unit's rows in their file's schema; no columns are needed where there are none.
+            unit: the manifest's unit; None if it has none, and then there is no source to compare with.
+            rows: the unit's rows in their file's schema; no columns are needed if there are none.
             failures: its failures, likewise.
             again: later retries of its samples; a sample that was mended may have another key now.
         """
@@ -208,7 +208,7 @@ class Units:
         return by_column
 
     def _check_cosines(self, where: str, rows: pa.Table, by_column: dict[str, np.ndarray]) -> None:
-        """Check stored similarities against the stored vectors, where these are precise enough."""
+        """Check stored similarities against the stored vectors, if these are precise enough."""
         for column, (image, text) in self._compared.items() if rows.num_rows else ():
             recorded = rows[column].to_numpy()
             off = COSINE_OFF.get(self._rows.dtype) if not self._rows.truncate_dim else None
@@ -270,7 +270,7 @@ class Units:
     def _samples(self, where: str, unit: Unit, rest: int) -> Iterator[tuple[int, Sample]]:
         """(ordinal, sample) of each up to the ordinal `rest`.
 
-        Raises _NotComparedError, after it was told, where the source has changed or cannot be read.
+        Raises _NotComparedError, after it was reported, if the source has changed or cannot be read.
         """
         try:
             samples = islice(self.read(unit), rest)

@@ -24,7 +24,7 @@ FLOAT_DTYPES = ("float16", "float32")
 def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
     """Mask of stored vectors that cannot come from one of length 1: bool of shape (n,).
 
-    Of int8, each number may be off by half a step, and where one stands for all that are larger, the vector may be
+    Of int8, each number may be off by half a step, and if one stands for all that are larger, the vector may be
     shorter. Binary vectors have no length.
     """
     if rows.dtype == "binary":

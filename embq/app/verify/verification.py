@@ -48,7 +48,7 @@ class Report:
     Attributes:
         mode: what was checked.
         seconds: by kind of work: "layout", "manifest", "log", "files", "rows", and "inputs", the second reading.
-        state: "complete" where every unit is committed, else "incomplete".
+        state: "complete" if every unit is committed, else "incomplete".
         rows, failures, units, quarantined: committed, added up from the records, without failures that were retried.
         units_total: units of the run.
         records: commit records read.
@@ -98,7 +98,7 @@ def verify(
         readers: also check the layout that these programs expect.
         on_record: called with (units checked, units of the run) after each commit record.
 
-    Raises InputError where the folder holds no run, OutputError where run.json or a commit record is damaged.
+    Raises InputError if the folder holds no run, OutputError if run.json or a commit record is damaged.
     """
     verification = Verification(root, mode)
     return verification.run(readers, on_record)

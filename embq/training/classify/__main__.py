@@ -26,7 +26,7 @@ def _flags(**flags: Any) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train; returns 0, or 3 where samples could not be read. Raises as `embq.training.classify.loop.train` does."""
+    """Train; returns 0, or 3 if samples could not be read. Raises as `embq.training.classify.loop.train` does."""
     from embq.training.classify.loop import Stopped, train
 
     try:

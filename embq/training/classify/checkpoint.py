@@ -103,7 +103,7 @@ def save(folder: Path, moment: Moment, state: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, moment: Moment) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, without running code from it. OutputError where it is damaged."""
+    """Read a checkpoint onto the CPU, without running code from it. OutputError if it is damaged."""
     import torch
 
     path = folder / moment.name
@@ -197,7 +197,7 @@ def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -
 
 
 def _covers(record: Path, moment: Moment) -> bool:
-    """True where a process's record reaches a moment."""
+    """True if a process's record reaches a moment."""
     if moment.step == 0:
         return True
     of_epoch = [line for line in lines(record) if line["epoch"] == moment.epoch and line["step"] <= moment.step]
@@ -225,7 +225,7 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     Args:
         config: with everything filled in that was left to be chosen.
 
-    Raises InputError where the folder holds another training.
+    Raises InputError if the folder holds another training.
     """
     recorded = folder.read_config() if member.leads else None
     available = moments(folder.checkpoints) if recorded is not None else []
@@ -274,7 +274,7 @@ def _check_same(folder: Folder, recorded: Mapping[str, Any], config: Config, pla
 
 
 def _why_anew(recorded: Mapping[str, Any], config: Config, member: Member) -> str:
-    """Reason to begin an interrupted epoch anew; "" where it can be resumed."""
+    """Reason to begin an interrupted epoch anew; "" if it can be resumed."""
     differ = differences(recorded["config"], config, Resume.EPOCH)
     if recorded["world"] != member.world:
         differ.insert(0, f"{recorded['world']} processes, now {member.world}")

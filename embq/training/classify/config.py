@@ -91,7 +91,7 @@ class Config:
     clip: float = _setting(0.0, "Clip gradients to this norm.  [off]", click.FloatRange(min=0), metavar="NORM")
     precision: str = _setting(
         "",
-        "Compute precision; weights stay fp32.  [bf16 where the GPU supports it, else fp32]",
+        "Compute precision; weights stay fp32.  [bf16 if the GPU supports it, else fp32]",
         click.Choice(["", "fp32", "bf16", "fp16"]),
         metavar="fp32|bf16|fp16",
     )

@@ -1,4 +1,4 @@
-"""Samples that could not be read: each once in failures.jsonl, and an error where there are too many."""
+"""Samples that could not be read: each once in failures.jsonl, and an error if there are too many."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class FailureList:
         self._samples.update({key: failure.samples for key, failure in new.items()})
 
     def exceeds(self, failed: int, samples: int) -> bool:
-        """True where more samples failed than may."""
+        """True if more samples failed than may."""
         return failed > self._most * samples
 
     def check(self, failures: Sequence[Failure], failed: int, samples: int, of: str = "an epoch") -> None:
-        """InputError where more samples failed than may.
+        """InputError if more samples failed than may.
 
         Args:
             failures: those that this process knows, for the message.

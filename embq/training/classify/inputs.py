@@ -104,7 +104,7 @@ def planned(config: Config) -> Plan:
 
 
 def check_spread(config: Config, plan: Plan, world: int) -> str:
-    """A note on processes without shards in an exact epoch; "" where all have some."""
+    """A note on processes without shards in an exact epoch; "" if all have some."""
     readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
     if not config.splitshards or shards >= readers:
         return ""

@@ -31,7 +31,7 @@ class Precision:
 
     @classmethod
     def chosen(cls, requested: str, device: torch.device) -> Precision:
-        """The precision asked for, or the default of the device; ConfigError where the device lacks it."""
+        """The precision asked for, or the default of the device; ConfigError if the device lacks it."""
         on_gpu = device.type == "cuda"
         bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
         if requested == "fp16" and not on_gpu:

@@ -76,7 +76,7 @@ class Log:
     Args:
         folder: of the training.
         member: the process that leads.
-        schedule: gives the number of steps.
+        schedule: has the number of steps.
         since: first step that is made; lines of it and of later ones are removed.
     """
 

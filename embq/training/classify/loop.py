@@ -55,8 +55,8 @@ def train(config: Config) -> Report | None:
     """Train, or resume a training. Every process calls this; the one that leads gets the report.
 
     Raises Stopped after SIGTERM or SIGINT, when a checkpoint is written; InputError, ModelError and ConfigError for
-    what cannot be trained; UnwellError where another process is gone; OutputError where the folder is full;
-    DeviceFullError and DeviceError where the device is full or broken.
+    what cannot be trained; UnwellError if another process is gone; OutputError if the folder is full;
+    DeviceFullError and DeviceError if the device is full or broken.
     """
     plan = planned(config)
     arch = full_name(config.arch)
@@ -175,8 +175,8 @@ class Trainer:
     def _steps(self, begin: Moment, batches: Iterable[Batch]) -> int:
         """Make the steps of an epoch from a moment on; returns the steps of this process in the whole epoch.
 
-        Raises Stopped after a request to stop, when a checkpoint is written; InputError where too many samples fail or
-        the loss diverges; UnwellError where another process is gone.
+        Raises Stopped after a request to stop, when a checkpoint is written; InputError if too many samples fail or
+        the loss diverges; UnwellError if another process is gone.
         """
         epoch, step = begin.epoch, begin.step
         iterator = iter(batches)
@@ -241,7 +241,7 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def _log_steps(self, end: Moment, lr: float) -> None:
-        """Log the steps up to `end`; InputError where their loss is not finite."""
+        """Log the steps up to `end`; InputError if their loss is not finite."""
         loss = self.meter.mean_loss
         if not math.isfinite(loss):
             raise InputError(
@@ -270,7 +270,7 @@ class Trainer:
             new: samples of this process since the training began or resumed.
             started: clock at that time.
 
-        Raises InputError where too many samples failed, or some are missing from an exact epoch.
+        Raises InputError if too many samples failed, or some are missing from an exact epoch.
         """
         taken = self.record.taken
         samples, failed, new = (int(n) for n in self.member.totals([taken.samples, taken.failed, new]))
@@ -289,21 +289,21 @@ class Trainer:
             self.log.epoch(end, samples=samples, failed=failed, seconds=round(seconds, 3), samples_per_s=rate)
 
     def _check_all(self, own: Iterable[Any], failed: int, samples: int, of: str = "an epoch") -> None:
-        """List the failures of all processes; InputError where they are too many. Collective."""
+        """List the failures of all processes; InputError if they are too many. Collective."""
         failures = [failure for per_process in self.member.gathered(list(own)) for failure in per_process]
         if self.member.leads:
             self.failures.add(failures)
         self.failures.check(failures, failed, samples, of)
 
     def _stop_after(self, end: Moment) -> None:
-        """Stop between epochs, where there is a checkpoint already. Collective."""
+        """Stop between epochs, if there is a checkpoint already. Collective."""
         (must_stop,) = self.member.totals([self._must_stop])
         if must_stop:
             raise Stopped(_after(end))
 
     @property
     def _must_stop(self) -> bool:
-        """True where this process leads, and was asked to stop."""
+        """True if this process leads, and was asked to stop."""
         return self.member.leads and self._stop()
 
     def _make_up_validation(self, epoch: int) -> None:
@@ -314,7 +314,7 @@ class Trainer:
             self._validate(Moment(epoch=epoch, step=steps))
 
     def _validate(self, end: Moment) -> None:
-        """Measure the model after an epoch, where there is a validation set."""
+        """Measure the model after an epoch, if there is a validation set."""
         shards = self.plan.validation
         if shards is None:
             return

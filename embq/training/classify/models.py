@@ -21,7 +21,7 @@ _EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
 
 
 def full_name(arch: str) -> str:
-    """`timm:NAME` or `torchvision:NAME` of an architecture; ModelError with similar names where there is none."""
+    """`timm:NAME` or `torchvision:NAME` of an architecture; ModelError with similar names if there is none."""
     library, colon, name = arch.partition(":")
     if not colon:
         library, name = "", arch
@@ -46,7 +46,7 @@ def full_name(arch: str) -> str:
 def built(name: str, *, classes: int, image_size: int) -> nn.Module:
     """The architecture with random weights, drawn from torch's generator.
 
-    Raises ModelError where it cannot be built for these sizes.
+    Raises ModelError if it cannot be built for these sizes.
     """
     library, _, short = name.partition(":")
     try:
@@ -75,7 +75,7 @@ def _try_out(model: nn.Module, classes: int, image_size: int) -> None:
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Load a safetensors file into a model; returns the tensors that stay random.
 
-    Those can only be the last layer's, where the file is of other classes. Raises InputError for any other file.
+    Those can only be the last layer's, if the file is of other classes. Raises InputError for any other file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from embq.core.errors import ConfigError, EmbqError, UnwellError
 
 TIMEOUT = timedelta(minutes=5)
-"""Timeout of a collective: longer than a slow read of one process; where a process hangs, the others end after it."""
+"""Timeout of a collective: longer than a slow read of one process; if a process hangs, the others end after it."""
 
 _STOPPED = "embq/stopped"
 _PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
@@ -41,7 +41,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        """True where this process writes logs and checkpoints."""
+        """True if this process writes logs and checkpoints."""
         return self.rank == 0
 
     def totals(self, values: Sequence[float]) -> list[float]:
@@ -72,7 +72,7 @@ class Member:
             _store().set(_STOPPED, "1")
 
     def leader_stopped(self) -> bool:
-        """True where the leading process has stopped, or the store that it serves is gone."""
+        """True if the leading process has stopped, or the store that it serves is gone."""
         try:
             return self.world > 1 and bool(_store().check([_STOPPED]))
         except RuntimeError:
@@ -136,7 +136,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _incomplete(what: str) -> ConfigError:
-    """The error where the environment does not define the place of this process."""
+    """The error if the environment does not define the place of this process."""
     return ConfigError(
         f"{what}: so this process does not know its place among those of the training",
         next_step="unset WORLD_SIZE and RANK for a training of one process, or start all of them with torchrun",
@@ -189,7 +189,7 @@ def peer_gone(member: Member, error: Exception) -> EmbqError:
 
 
 def _of_a_peer(error: RuntimeError) -> bool:
-    """True where a collective failed because of another process: gloo and NCCL raise RuntimeError with a text."""
+    """True if a collective failed because of another process: gloo and NCCL raise RuntimeError with a text."""
     text = str(error).lower()
     return any(word in text for word in ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out"))
 

@@ -25,7 +25,7 @@ SHOWN_EPOCHS = 10
 
 
 def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: nn.Module, samples: int) -> None:
-    """Write model.safetensors, model.json and, where matplotlib is installed, curve.png.
+    """Write model.safetensors, model.json and, if matplotlib is installed, curve.png.
 
     Args:
         samples: of all epochs and processes.
@@ -63,7 +63,7 @@ def _description(config: Config, plan: Plan, view: View, samples: int) -> dict[s
 
 
 def draw(log: Path, path: Path) -> bool:
-    """Plot loss and accuracy of a log.jsonl over the steps; False where matplotlib is not installed."""
+    """Plot loss and accuracy of a log.jsonl over the steps; False if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -124,7 +124,7 @@ class EpochRow:
 
     Attributes:
         epoch: number, from 1.
-        loss, accuracy: of the last steps of the process that leads; None where it made none.
+        loss, accuracy: of the last steps of the process that leads; None if it made none.
         top1, top5: on the validation set; None without one.
         samples: of all processes.
         failed: samples that could not be read.

@@ -34,7 +34,7 @@ class Measured:
     failures: tuple[Failure, ...]
 
     def check(self, expected: int | None, failures: object) -> None:
-        """InputError where nothing was measured, or fewer samples than sizes.json says.
+        """InputError if nothing was measured, or fewer samples than sizes.json says.
 
         Args:
             expected: samples of the validation set by sizes.json; None if there is none.

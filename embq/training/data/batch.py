@@ -17,7 +17,7 @@ class EpochPosition:
     It fits an epoch of the same shards, the same view and the same number only: with other ones, begin the epoch anew.
 
     Attributes:
-        batches: so many.
+        batches: their number.
         samples: in them.
         failed: samples that failed on the way to them.
         reached: for each stream, how many of its places need not be read again.
@@ -100,11 +100,11 @@ class Failure:
 
     Attributes:
         shard: path or URL of the shard.
-        key: of the sample; "" where the shard as a whole is meant.
+        key: of the sample; "" if the shard as a whole is meant.
         code: why, as docs/reference/failure-codes.md lists it.
         message: what is the matter, for people.
-        samples: how many samples it stands for: those that a damaged shard lacks by its sizes.json, 1 where nobody
-            knows; 0 where nothing is lost.
+        samples: how many samples it stands for: those that a damaged shard lacks by its sizes.json, 1 if nobody
+            knows; 0 if nothing is lost.
     """
 
     shard: str

@@ -43,7 +43,7 @@ def own_batches(
 
 
 def batches_or_error(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
-    """Batches of what loader workers sent; InputError where one of them found only failures for long."""
+    """Batches of what loader workers sent; InputError if one of them found only failures for long."""
     for message in sent:
         if not message:
             raise _fruitless([failure for _, failure in message.failed])
@@ -164,13 +164,13 @@ def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: EpochPosition 
 
     Processes may end at different steps: their shards hold about as many samples as those of others, and some processes
     may have none.
-    Only the last batches are smaller than `batch_size`; one has a single sample only where the process has no other,
-    or where `batch_size` is 1 or 2.
+    Only the last batches are smaller than `batch_size`; one has a single sample only if the process has no other,
+    or if `batch_size` is 1 or 2.
 
     Args:
         taken: what of this very epoch was taken before; it goes on with the batch that comes next.
 
-    Raises UnwellError where a loader worker has died.
+    Raises UnwellError if a loader worker has died.
     """
     pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
     urls = permuted(shards.urls, view.seed, epoch)
@@ -190,7 +190,7 @@ def resampled_epoch(
         batches: of the whole epoch, what was taken before included.
         taken: what of this very epoch was taken before; it goes on with the batch that comes next.
 
-    Raises as `exact_epoch` does, and InputError where nothing in the shards is of any use.
+    Raises as `exact_epoch` does, and InputError if nothing in the shards is of any use.
     """
     pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)

@@ -30,7 +30,7 @@ PixelsOf = Callable[[Picture, str], torch.Tensor]
 
 
 def prepared(sample: RawSample, pixels_of: PixelsOf, classes: int | None) -> tuple[torch.Tensor, int]:
-    """Pixels and label of a sample; SampleError where one is missing or unusable."""
+    """Pixels and label of a sample; SampleError if one is missing or unusable."""
     label = label_of(sample, classes)
     key = sample["__key__"]
     image = next((sample[extension] for extension in IMAGE_EXTENSIONS if extension in sample), None)
@@ -88,7 +88,7 @@ def random_crop(height: int, width: int, numbers: random.Random) -> Crop:
 def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: int) -> torch.Tensor:
     """A random crop as uint8 of shape (3, size, size), determined by seed, epoch and key.
 
-    Raises SampleError where the picture cannot be decoded.
+    Raises SampleError if the picture cannot be decoded.
     """
     pixels = _decoded(picture)
     height, width = pixels.shape[:2]

@@ -104,8 +104,8 @@ def _finished(batch: WorkerBatch, read: int) -> WorkerBatch:
 def remaining(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
     """The items of a stream after its first `taken` places, each with its place, from 1.
 
-    A failure of many samples has as many places, its own being the last. So a stream is as long where a shard could not
-    be read as where it could, and what became of its samples adds up even if that has changed since the first places
+    A failure of many samples has as many places, its own being the last. So a stream is as long if a shard could not
+    be read as if it could, and what became of its samples adds up even if that has changed since the first places
     were taken.
     """
     place = 0
@@ -140,7 +140,7 @@ of a dead worker cannot be read."""
 def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
     """The output of the stages, from as many processes as the view has loader workers, in turn.
 
-    Raises UnwellError where a loader worker has died.
+    Raises UnwellError if a loader worker has died.
     """
     workers = view.loader_workers
     sent = _begun(stages, view)

@@ -48,7 +48,7 @@ def read_shards(sources: Iterable[dict[str, Any]], *, counts: Mapping[str, int])
 
     Args:
         sources: the `url` of each shard, a path or http(s)://.
-        counts: URL -> samples, where they are known.
+        counts: URL -> samples, if they are known.
     """
     for source in sources:
         yield from read_shard(source["url"], counts.get(source["url"]))
@@ -85,7 +85,7 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
 
 
 def _samples(url: str, repeated: list[str]) -> Iterator[RawSample]:
-    """The samples of a shard; names of repeated members go to `repeated`. SourceError where it cannot be read."""
+    """The samples of a shard; names of repeated members go to `repeated`. SourceError if it cannot be read."""
 
     def noted(error: Exception) -> bool:
         repeated.append(str(error.args[0]).partition(": duplicate")[0])

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_classifier(given: Path) -> bool:
-    """True where a path is the folder of a training by `embq train classify`, or in one."""
+    """True if a path is the folder of a training by `embq train classify`, or in one."""
     folder = _training(given)
     return given.exists() and any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
 
@@ -42,8 +42,8 @@ def export_classifier(given: Path, target: Path) -> Exported:
         given: the folder of the training, its model.safetensors, or the folder of its checkpoints.
         target: a folder that is new or empty.
 
-    Raises InputError where the training is not over, ModelError where no worker loads its architecture, OutputError
-    where the folder cannot be written.
+    Raises InputError if the training is not over, ModelError if no worker loads its architecture, OutputError
+    if the folder cannot be written.
     """
     check_target(target)
     folder = _training(given)
@@ -77,7 +77,7 @@ def export_classifier(given: Path, target: Path) -> Exported:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A JSON object; an empty one where there is none."""
+    """A JSON object; an empty one if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _trained(described: Mapping[str, Any], weights: Path) -> Any:
-    """The trained classifier; ModelError where the weights do not belong to it."""
+    """The trained classifier; ModelError if the weights do not belong to it."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -135,7 +135,7 @@ def _crop_pct(size: int, shown: float) -> float:
 
 
 def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> None:
-    """ModelError where transformers has other weights, or gives another vector than the last layer's input.
+    """ModelError if transformers has other weights, or gives another vector than the last layer's input.
 
     The vectors are compared but for what another order of sums rounds differently: transformers leaves weights where
     they lie in the mapped file, and the kernels for tensors that are aligned differently may be others.

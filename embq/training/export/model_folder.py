@@ -42,7 +42,7 @@ class Exported:
 
 
 def fingerprint_of(spec: str) -> str:
-    """The fingerprint that a worker will find; ModelError where no worker can load the model."""
+    """The fingerprint that a worker will find; ModelError if no worker can load the model."""
     from embq.worker.embedders.registry import load
 
     config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=DECODES[0])
@@ -56,7 +56,7 @@ _NEXT_STEPS = {
 
 
 def check_target(target: Path) -> None:
-    """UsageError or OutputError where no model can be written there."""
+    """UsageError or OutputError if no model can be written there."""
     if "?" in str(target.absolute()):
         raise UsageError(
             f"{target}: the spec of a model could not name it, in which parameters follow a question mark",
@@ -72,11 +72,11 @@ def check_target(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` after the block, or is removed where that fails.
+    """A folder to fill, which becomes `target` after the block, or is removed if that fails.
 
     What an export to the same target that was killed has left is removed.
 
-    Raises OutputError where it cannot be written.
+    Raises OutputError if it cannot be written.
     """
     check_target(target)
     target = target.absolute()

@@ -72,7 +72,7 @@ class Network:
     def trained(self, checkpoint: Checkpoint) -> Any:
         """The trained model in float32, built as the training built it; also completes `config`.
 
-        Raises ModelError where the weights are not those of this network, or are no numbers.
+        Raises ModelError if the weights are not those of this network, or are no numbers.
         """
         import open_clip
 
@@ -109,7 +109,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(model configuration, preprocessing configuration) of a training; ModelError where they are missing."""
+    """(model configuration, preprocessing configuration) of a training; ModelError if they are missing."""
     import open_clip
 
     with model_failures(name):
@@ -185,7 +185,7 @@ TRIED = (
 
 
 def tokenizer_of(arguments: Arguments) -> Any:
-    """The tokeniser of a training; ModelError where its files are missing, or could run code."""
+    """The tokeniser of a training; ModelError if its files are missing, or could run code."""
     import open_clip
 
     with model_failures(f"{arguments['model']} (its tokeniser)"):
@@ -199,7 +199,7 @@ def tokenizer_of(arguments: Arguments) -> Any:
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokeniser's files to the folder; open_clip's own needs none.
 
-    Raises ModelError where `open_clip.get_tokenizer` of the folder then gives other tokens.
+    Raises ModelError if `open_clip.get_tokenizer` of the folder then gives other tokens.
     """
     import open_clip
     import torch
@@ -253,7 +253,7 @@ def versions(library: str) -> dict[str, str]:
 
 
 def _samples_seen(checkpoint: Checkpoint) -> int | None:
-    """Samples of all steps up to the checkpoint, from the training's log; None where it lacks them."""
+    """Samples of all steps up to the checkpoint, from the training's log; None if it lacks them."""
     log = None if checkpoint.params is None else checkpoint.params.with_name("out.log")
     if log is None or checkpoint.epoch is None or not log.is_file():
         return None
@@ -263,7 +263,7 @@ def _samples_seen(checkpoint: Checkpoint) -> int | None:
 
 
 def _shards_digest(arguments: Arguments) -> str | None:
-    """Digest of the training's shards; None where they are no longer there."""
+    """Digest of the training's shards; None if they are no longer there."""
     from embq.training.shards.shard_set import open_shards
 
     try:
@@ -281,10 +281,10 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
     Args:
         given: a checkpoint, or the folder of a training, of which the latest one is taken.
         target: a folder that is new or empty.
-        model: what the training called its model, where no params.txt lies beside the checkpoint or its folder moved.
+        model: what the training called its model, if no params.txt lies beside the checkpoint or its folder moved.
 
-    Raises InputError and ModelError where there is no checkpoint, or it and the arguments of its training do not give a
-    model; OutputError where the folder cannot be written.
+    Raises InputError and ModelError if there is no checkpoint, or it and the arguments of its training do not give a
+    model; OutputError if the folder cannot be written.
     """
     check_target(target)
     checkpoint = open_checkpoint(given)
@@ -327,7 +327,7 @@ def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
 
 
 def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:
-    """ModelError where the folder gives other weights, another preprocessing or another vector."""
+    """ModelError if the folder gives other weights, another preprocessing or another vector."""
     import open_clip
     import torch
 

@@ -24,9 +24,9 @@ class Training:
 
     log: Log
     params: Mapping[str, str] = field(default_factory=dict)
-    """The lines of `params.txt`; empty where it is not there."""
+    """The lines of `params.txt`; empty if it is not there."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """The note of its launch; empty where embq did not launch it."""
+    """The note of its launch; empty if embq did not launch it."""
 
     @property
     def settings(self) -> Mapping[str, str]:

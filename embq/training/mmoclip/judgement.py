@@ -99,7 +99,7 @@ def _unfinished(done: int, expected: int | None) -> str:
 
 
 def _ending(training: Training) -> str:
-    """The end of an unfinished log, where it is known."""
+    """The end of an unfinished log, if it is known."""
     broken, launch = training.log.broken, training.launch
     cut = f"; line {broken[0]} is cut" if broken else ""
     words = f"; {launch['last_words']}" if launch.get("last_words") else ""
@@ -158,7 +158,7 @@ class Judgement:
     reasons: tuple[str, ...]
     """Reasons why it is not comparable."""
     gpu: str
-    """Name of its GPUs; "" where no log has it."""
+    """Name of its GPUs; "" if no log has it."""
     extrapolated_secs: float | None
     """Extrapolation, and no result: the time of 32 GPUs that are as fast as these."""
 
@@ -169,7 +169,7 @@ class Judgement:
 
     @property
     def exit(self) -> Exit:
-        """BAD_INPUT where there is no total."""
+        """BAD_INPUT if there is no total."""
         return Exit.BAD_INPUT if self.faults else Exit.DONE
 
     def describe(self) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
 
 
 def on_cpu(settings: Mapping[str, str]) -> bool:
-    """True if a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
+    """True if a training ran on the CPU. open_clip takes it by itself if it finds no GPU."""
     return settings.get("device", "").startswith("cpu")
 
 

@@ -42,7 +42,7 @@ def draw(judgement: Judgement, path: Path) -> None:
 
 
 def _published(axes: Axes, judgement: Judgement, most: float) -> float:
-    """Plot the published rate for as many A100; returns 0 where it is for another model, or off the scale."""
+    """Plot the published rate for as many A100; returns 0 if it is for another model, or off the scale."""
     world, model = judgement.figures.world_size, judgement.training.settings.get("model", required.MODEL)
     rate = (world or 0) * required.PUBLISHED_PER_GPU_S
     if model != required.MODEL or not 0 < rate < 4 * most:

@@ -42,7 +42,7 @@ WHOLE_WORK = {
     "distill_model": "None",
     "resume": "None",
 }
-"""Argument -> its value where the work is the benchmark's. A version of open_clip without it cannot change the work."""
+"""Argument -> its value if the work is the benchmark's. A version of open_clip without it cannot change the work."""
 
 
 def flags(*, model: str = MODEL, samples: int = SAMPLES, batch_size: int = BATCH_SIZE, logs: str = "logs") -> list[str]:

@@ -45,7 +45,7 @@ class LogProgress:
         done, took = len(self._times), self._clock() - self._began
         if not done:
             return f"starting: {duration(took)}; the first iteration takes longest, and is not counted"
-        remaining = "the rest cannot be told before the second iteration"
+        remaining = "the rest is not known before the second iteration"
         if counted := self._times[1:]:
             mean = sum(counted) / len(counted)
             remaining = f"{mean:.3g} s each, about {duration(mean * (self._iterations - done))} left"
@@ -80,7 +80,7 @@ CHECKPOINT_BYTES = 5_200_000_000
 
 
 def run(plan: Plan) -> Judgement | None:
-    """Train, and write the judgement to the training's folder, with a plot where there is an iteration.
+    """Train, and write the judgement to the training's folder, with a plot if there is an iteration.
 
     None if the training ended well and another node has the log: that of the first process of all.
 
@@ -115,7 +115,7 @@ def run(plan: Plan) -> Judgement | None:
 
 
 def keep(judgement: Judgement, place: Path) -> Judgement:
-    """Write a judgement to a folder, with a plot where there is an iteration."""
+    """Write a judgement to a folder, with a plot if there is an iteration."""
     write(place / RESULT, judgement.describe())
     if judgement.training.log.iterations:
         from embq.training.mmoclip.picture import draw
@@ -143,7 +143,7 @@ def _note(plan: Plan) -> dict[str, Any]:
 
 
 def _gpus(processes: int) -> str:
-    """Names of the GPUs of this node that are trained on; "" where they are not known."""
+    """Names of the GPUs of this node that are trained on; "" if they are not known."""
     from embq.worker.supervisor.devices import find_gpus
 
     gpus = find_gpus(Settings.from_environment().cuda_visible)[:processes]

@@ -25,7 +25,7 @@ class Point:
 
     judgement: Judgement
     efficiency: float | None
-    """Its samples/s per GPU over those of the smallest; None where one of the two has no total."""
+    """Its samples/s per GPU over those of the smallest; None if one of the two has no total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Scaling:
 
     @property
     def exit(self) -> Exit:
-        """BAD_INPUT where one of them has no total."""
+        """BAD_INPUT if one of them has no total."""
         return max((point.judgement.exit for point in self.points), default=Exit.DONE)
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Scaling:
 
 
 def compare(judgements: Sequence[Judgement]) -> Scaling:
-    """Compare trainings. InputError where they are not of one series."""
+    """Compare trainings. InputError if they are not of one series."""
     for name in ("model", "train_num_samples", "precision", "grad_checkpointing"):
         values = sorted({str(judgement.training.settings.get(name)) for judgement in judgements})
         if len(values) > 1:
@@ -122,13 +122,13 @@ def draw(scaling: Scaling, path: Path) -> None:
 
 
 def title(judgement: Judgement) -> str:
-    """Title of the plot: model, and devices where they are known."""
+    """Title of the plot: model, and devices if they are known."""
     on = judgement.gpu or ("the CPU" if on_cpu(judgement.training.settings) else "")
     return f"MMoCLIP: {table.short(judgement.figures.model or 'model not known')}{f' on {on}' if on else ''}"
 
 
 def keep(scaling: Scaling, place: Path) -> None:
-    """Write the series to a folder, with a plot where there is an efficiency."""
+    """Write the series to a folder, with a plot if there is an efficiency."""
     write(place / RESULT, scaling.describe())
     if any(point.efficiency is not None for point in scaling.points):
         draw(scaling, place / PICTURE)

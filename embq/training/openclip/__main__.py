@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as open_clip does; returns its exit status, which is not 0 where it did not train.
+    """Train as open_clip does; returns its exit status, which is not 0 if it did not train.
 
     Args:
         arguments: flags of `python -m open_clip_train.main`, and those of `split_flags`.
 
-    Raises OutputError where the folder of the training holds another one, ModelError where its model could run code.
+    Raises OutputError if the folder of the training holds another one, ModelError if its model could run code.
     """
     from open_clip_train.params import parse_args
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         from open_clip_train.main import main as train
 
         status = train(flags)
-    # What open_clip returns where it stops early is -1; Python's own launcher of modules drops it.
+    # What open_clip returns if it stops early is -1; Python's own launcher of modules drops it.
     return 0 if status is None else int(status) % 256
 
 

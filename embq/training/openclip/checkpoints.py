@@ -40,7 +40,7 @@ class Arguments(dict[str, Any]):
     def read(cls, path: Path) -> Arguments:
         """The arguments in a file of lines `name: value`, which open_clip writes with `str`.
 
-        Raises InputError where the file names no model.
+        Raises InputError if the file names no model.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -78,9 +78,9 @@ class Checkpoint:
 
     Attributes:
         path: of the file.
-        epoch: epochs that were over; None where the file does not say.
+        epoch: epochs that were over; None if the file does not say.
         weights: name -> tensor, with the names of the model itself.
-        params: the arguments of the training; None where no such file lies beside it.
+        params: the arguments of the training; None if no such file lies beside it.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Checkpoint:
 def open_checkpoint(given: Path) -> Checkpoint:
     """Read a checkpoint, or the latest one of a training's folder, without running code from it.
 
-    Raises InputError where there is none or the file is not one.
+    Raises InputError if there is none or the file is not one.
     """
     path = given if given.is_file() else latest_in(given)
     content = _loaded(path)
@@ -170,7 +170,7 @@ def epochs_done(folder: Path) -> int:
 
 
 def bring_forward(folder: Path) -> None:
-    """Make `epoch_latest.pt` the newest complete checkpoint, where a kill came between the two files of an epoch.
+    """Make `epoch_latest.pt` the newest complete checkpoint, if a kill came between the two files of an epoch.
 
     It becomes a hard link, which open_clip replaces as any file. Damaged files are left where they are.
     """
@@ -200,7 +200,7 @@ def _complete(folder: Path) -> dict[int, Path]:
 
 
 def _was_written_last(latest: Path, newest: Path) -> bool:
-    """True where no kill came between the two files; so large files are read only after one."""
+    """True if no kill came between the two files; so large files are read only after one."""
     return latest.exists() and latest.stat().st_mtime_ns >= newest.stat().st_mtime_ns and zipfile.is_zipfile(latest)
 
 

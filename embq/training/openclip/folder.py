@@ -52,7 +52,7 @@ class LockedFolder:
 def begin(plan: Plan) -> Iterator[LockedFolder]:
     """Create the folder of a training, or resume the training in it, and hold it for the block.
 
-    Raises OutputError where it holds anything else, TryLaterError where another process trains in it.
+    Raises OutputError if it holds anything else, TryLaterError if another process trains in it.
     """
     folder = RunFolder(plan.request.out, RECORD)
     root = folder.root
@@ -122,7 +122,7 @@ class Result:
 
 
 def result_of(plan: Plan, begun: LockedFolder) -> Result:
-    """The result of a training whose processes have ended; OutputError where its files lie on another host."""
+    """The result of a training whose processes have ended; OutputError if its files lie on another host."""
     log = begun.folder / LOG
     try:
         written = log.read_bytes()
@@ -156,7 +156,7 @@ def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
 
 
 def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
-    """Reason why an epoch did not have each sample once, by the recorded keys; "" where it did."""
+    """Reason why an epoch did not have each sample once, by the recorded keys; "" if it did."""
     counts: Counter[str] = Counter()
     for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
         counts.update(path.read_text(encoding="utf-8").splitlines())

@@ -43,7 +43,7 @@ class Iteration:
     """Samples of all processes, up to and with this iteration."""
     samples_per_epoch: int
     percent: int
-    """Part of the iterations, rounded: 100 stands before the last line where there are 200 or more."""
+    """Part of the iterations, rounded: 100 stands before the last line if there are 200 or more."""
     data_s: float
     """Seconds of waiting for data."""
     batch_s: float
@@ -63,7 +63,7 @@ class Log:
     path: Path
     iterations: tuple[Iteration, ...]
     settings: Mapping[str, str]
-    """The training's arguments as open_clip logs them; empty where it does not, as in the benchmark's own example."""
+    """The training's arguments as open_clip logs them; empty if it does not, as in the benchmark's own example."""
     broken: tuple[int, ...]
     """Numbers of lines that begin as an iteration and cannot be read."""
 
@@ -103,7 +103,7 @@ class Log:
 
 
 def read(path: Path) -> Log:
-    """Read a log. InputError where the file cannot be read; a log without any iteration is a log."""
+    """Read a log. InputError if the file cannot be read; a log without any iteration is a log."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse(path, lines)

@@ -30,7 +30,7 @@ class InitialModel:
 
     Attributes:
         name: for open_clip's `--model`.
-        optimizer: settings of AdamW that open_clip would choose wrongly, or by a name; empty where its choice is right.
+        optimizer: settings of AdamW that open_clip would choose wrongly, or by a name; empty if its choice is right.
         weights: a file of the folder with which the training begins; None for random weights.
     """
 
@@ -43,7 +43,7 @@ def checked_model(model: str, cache: str | None = None, *, weights: bool = True)
     """The name by which open_clip loads the very files that were checked: for a model of the hub, `local-dir:` and the
     folder of its commit in the hub's cache. An architecture's name is returned as it is.
 
-    Raises ModelError where the files could run code, or the hub's cannot be had.
+    Raises ModelError if the files could run code, or the hub's cannot be had.
 
     Args:
         model: a name as open_clip has it; of the hub also `hf-hub:ORG/NAME@COMMIT`.
@@ -84,7 +84,7 @@ def _snapshot(repository: str, model: str, cache: str | None, weights: Sequence[
 
 
 def initial_model(model: str) -> InitialModel:
-    """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it does not exist."""
+    """The model of a name of open_clip's, of a folder, or of the hub; ModelError if it does not exist."""
     if model.startswith(HUB):
         return InitialModel(name=pinned(model), optimizer={})
     folder = Path(model.removeprefix(LOCAL))

@@ -115,7 +115,7 @@ def checkpoints_that_fail() -> AbstractContextManager[object]:
 
 
 def no_training_twice() -> AbstractContextManager[object]:
-    """Stop all ranks where the folder holds a training already.
+    """Stop all ranks if the folder holds a training already.
 
     open_clip stops rank 0 only (open_clip #180), with a status that `python -m` drops, and leaves the others in their
     first collective. Rank 0, which writes the log, looks for it, and broadcasts what it found.
@@ -167,7 +167,7 @@ ALL = (
 
 
 def _log_of(args: Namespace) -> str:
-    """Path of rank 0's log; "" where its name is made of the time, and so is new."""
+    """Path of rank 0's log; "" if its name is made of the time, and so is new."""
     return "" if args.name is None else os.path.join(args.logs, args.name, "out-0" if args.log_local else "out.log")
 
 

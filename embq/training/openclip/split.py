@@ -2,7 +2,7 @@
 
 open_clip shuffles all shards in each epoch, deals them out to the processes, and each process deals out its own to its
 loader workers. A reader, which is one loader worker of one process, gives the same number of full batches as every
-other: it drops what does not fill one, and begins its shards again where it has too few (open_clip_train/data.py,
+other: it drops what does not fill one, and begins its shards again if it has too few (open_clip_train/data.py,
 `get_wds_dataset` of 3.3). Where not one batch comes of them, it gives none (`DataPipeline.iterator` of webdataset).
 """
 
@@ -45,17 +45,17 @@ class Split:
 
     @property
     def is_even(self) -> bool:
-        """True where all readers get equally many samples, whichever shards they get."""
+        """True if all readers get equally many samples, whichever shards they get."""
         alike = len(set(self.counts)) == 1 and len(self.counts) % self.readers == 0
         return alike or self.readers == 1
 
     @property
     def is_exact(self) -> bool:
-        """True where an epoch has each sample once."""
+        """True if an epoch has each sample once."""
         return self.is_even and sum(self.counts) % (self.readers * self.batch_size) == 0
 
     def check(self) -> None:
-        """InputError where open_clip would fail an assertion, or a reader would never fill a batch."""
+        """InputError if open_clip would fail an assertion, or a reader would never fill a batch."""
         if len(self.counts) < self.readers:
             workers = len(self.counts) // self.processes
             fewer = f"--workers {workers or 1}"
@@ -68,12 +68,12 @@ class Split:
             smaller = f"--batch-size {self.fewest}, or " if self.fewest else ""
             raise InputError(
                 f"{self._who} get as few as {self.fewest:,} samples, which never fill a batch of {self.batch_size:,}: "
-                "open_clip would leave them out in silence, and wait for ever where other processes have more",
+                "open_clip would leave them out in silence, and wait for ever if other processes have more",
                 next_step=f"{smaller}fewer --workers, or --resampled",
             )
 
     def check_exact(self) -> None:
-        """InputError, with settings that would be exact, where an epoch is not."""
+        """InputError, with settings that would be exact, if an epoch is not."""
         if self.is_exact:
             return
         total = sum(self.counts)
@@ -98,7 +98,7 @@ class Split:
         return f"{self.readers} readers ({processes} with {self.loader_workers} loader workers each)"
 
     def _other_readers(self) -> str:
-        """The most loader workers that share the shards evenly, with batch sizes; "" where none do."""
+        """The most loader workers that share the shards evenly, with batch sizes; "" if none do."""
         for workers in range(self.loader_workers - 1, -1, -1):
             other = replace(self, loader_workers=workers)
             if other.is_even:

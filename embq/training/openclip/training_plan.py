@@ -75,7 +75,7 @@ class Plan:
 def plan(request: TrainingRequest, where: Where) -> Plan:
     """Make all checks that need no process of the training.
 
-    Raises ConfigError where the device is not there, InputError and ModelError where open_clip could not train on
+    Raises ConfigError if the device is not there, InputError and ModelError if open_clip could not train on
     these shards as asked, or would not do what was asked without saying so.
     """
     processes = _processes(where)
@@ -179,7 +179,7 @@ def absolute(urls: Sequence[str]) -> list[str]:
 def settings_of(flags: Sequence[str], owned: Iterable[str], further: Sequence[str]) -> argparse.Namespace:
     """All arguments as open_clip parses them.
 
-    Raises UsageError where a further flag is none, says what embq says, or does not suit embq.
+    Raises UsageError if a further flag is none, says what embq says, or does not suit embq.
     """
     ours, settings = vars(_parsed(flags)), _parsed([*flags, *further])
     for name, why in UNSUITED.items():

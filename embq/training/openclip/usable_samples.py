@@ -75,7 +75,7 @@ class UsableSamples:
 def count_usable(urls: Iterable[str]) -> UsableSamples:
     """Count samples: all of a plain local shard, those at the beginning of any other.
 
-    Raises SourceError where one is damaged or cannot be read.
+    Raises SourceError if one is damaged or cannot be read.
     """
     looked = UsableSamples()
     for url in urls:

@@ -39,7 +39,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder and hold it. OutputError where that fails, TryLaterError where another process holds it."""
+        """Create the folder and hold it. OutputError if that fails, TryLaterError if another process holds it."""
         held = ExitStack()
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ class RunFolder:
 
 @contextmanager
 def exclusive(path: Path, busy: str, next_step: str) -> Iterator[None]:
-    """Hold a lock file, which is removed afterwards; TryLaterError with the message `busy` where another process does.
+    """Hold a lock file, which is removed afterwards; TryLaterError with the message `busy` if another process does.
 
-    The kernel releases the lock when its process ends in any way. Raises OSError where the file cannot be opened.
+    The kernel releases the lock when its process ends in any way. Raises OSError if the file cannot be opened.
     """
     while True:
         with open(path, "a") as lock:
@@ -102,7 +102,7 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
 
 @contextmanager
 def writing(path: Path, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Raise OutputError where `path` cannot be written within the block.
+    """Raise OutputError if `path` cannot be written within the block.
 
     Args:
         kinds: exceptions that mean so. One that is no OSError is taken for a full disk.
@@ -136,7 +136,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write named tensors as safetensors; OSError where the disk refuses them."""
+    """Write named tensors as safetensors; OSError if the disk refuses them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

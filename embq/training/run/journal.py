@@ -59,7 +59,7 @@ class Journal:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a journal; none where there is no file."""
+    """The complete lines of a journal; none if there is no file."""
     if not path.exists():
         return
     with open(path, "rb") as file:
@@ -70,6 +70,6 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append(file: io.FileIO, data: bytes) -> None:
-    """Write in one call; OSError where a disk that is nearly full takes only a part."""
+    """Write in one call; OSError if a disk that is nearly full takes only a part."""
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -15,8 +15,8 @@ class Counter:
 
     Args:
         what: the items, in the plural.
-        total: number of items; 0 where it is not known, and no end is predicted.
-        total_bytes: bytes of all items, by which the end is predicted; 0 where they are not known.
+        total: number of items; 0 if it is not known, and no end is predicted.
+        total_bytes: bytes of all items, by which the end is predicted; 0 if they are not known.
     """
 
     def __init__(self, what: str, total: int = 0, total_bytes: int = 0, *, quiet: bool = False) -> None:
@@ -48,7 +48,7 @@ class Counter:
         self._total = total
 
     def line(self, seconds: float) -> str:
-        """The line after so many seconds."""
+        """The line after this many seconds."""
         if not self._total:
             return f"{self._done:,} {self._what}"
         speed = f"{self._done / seconds:,.0f}/s, {size_text(self._bytes / seconds)}/s" if seconds else ""

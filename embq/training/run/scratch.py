@@ -23,7 +23,7 @@ def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
     It is locked meanwhile, which the kernel undoes when the process ends in whatever way. Folders of the same prefix
     that are not locked are removed first. Their names hold that of this host, because a lock may be unknown to others.
 
-    Raises OSError where it cannot be made.
+    Raises OSError if it cannot be made.
     """
     prefix = f"{prefix}{socket.gethostname()}-"
     _sweep(parent, prefix)
@@ -67,7 +67,7 @@ def _remove_if_left(folder: str) -> None:
 
 
 def _locked(held: int) -> bool | None:
-    """True where the folder could be locked; None where the file system has no locks, and folders are left alone."""
+    """True if the folder could be locked; None if the file system has no locks, and folders are left alone."""
     try:
         return try_lock(held)
     except OSError:

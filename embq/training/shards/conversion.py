@@ -133,8 +133,8 @@ def convert(
         skipped: called for each shard that is there already.
         wrote: called for each shard that was written.
 
-    Raises InputError for pictures that are not as planned and for a folder that holds other shards, OutputError where
-    it cannot be written, TryLaterError where another conversion is at work there.
+    Raises InputError for pictures that are not as planned and for a folder that holds other shards, OutputError if
+    it cannot be written, TryLaterError if another conversion is at work there.
     """
     pattern, record = plan.layout.pattern, record_of(plan, source)
     with _disk_errors(pattern.folder), _locked(pattern.folder):
@@ -182,7 +182,7 @@ def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
 
 
 def _require_room(folder: Path, missing: list[ShardPlan]) -> None:
-    """OutputError where the disk has no room for the remaining shards."""
+    """OutputError if the disk has no room for the remaining shards."""
     needed = sum(shard.bytes + OVERHEAD_BYTES * len(shard.pictures) for shard in missing)
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -195,7 +195,7 @@ def _require_room(folder: Path, missing: list[ShardPlan]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Create the folder and hold it; TryLaterError where another conversion holds it."""
+    """Create the folder and hold it; TryLaterError if another conversion holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".converting", f"{folder}: another conversion writes there", "wait for it, or stop it"):
         yield

@@ -38,7 +38,7 @@ class Pattern:
 
     @staticmethod
     def parse(text: str) -> Pattern:
-        """Parse a pattern such as `out/train-%06d.tar`; UsageError where it is none."""
+        """Parse a pattern such as `out/train-%06d.tar`; UsageError if it is none."""
         folder, name = os.path.split(text)
         numbers = list(_NUMBER.finditer(name))
         if "://" in text:
@@ -75,7 +75,7 @@ class Pattern:
         return self.folder / self.name(number)
 
     def expression(self, shards: int) -> str:
-        """The expression for the first so many shards."""
+        """The expression for the first `shards` of them."""
         names = (str(self.path(number)) for number in range(shards))
         return "::".join(run.expression for run in contract(names))
 
@@ -88,7 +88,7 @@ class Pattern:
             return []
 
     def require_room(self, shards: int) -> None:
-        """UsageError where so many shards need more digits, so that their names would not sort."""
+        """UsageError if this many shards need more digits, so that their names would not sort."""
         if shards > 10**self.width:
             needed = len(str(shards - 1))
             raise UsageError(
@@ -146,7 +146,7 @@ class Plan:
 
     @staticmethod
     def make(listing: Listing, layout: Layout) -> Plan:
-        """The plan for a listing; UsageError where the pattern has too few digits."""
+        """The plan for a listing; UsageError if the pattern has too few digits."""
         plan = Plan(layout=layout, listing=listing, order=_ordered(listing.pictures, layout.seed))
         layout.pattern.require_room(plan.shards)
         return plan

@@ -111,7 +111,7 @@ def class_folders(
 
 
 def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
-    """All pictures in a folder and below it; InputError where there are none."""
+    """All pictures in a folder and below it; InputError if there are none."""
     tree = _tree(root, "", looked)
     if not tree.pictures:
         raise nothing(root, tree.unused)
@@ -120,7 +120,7 @@ def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
 
 
 def has_folders(root: str) -> bool:
-    """True where a folder has subfolders that are not hidden."""
+    """True if a folder has subfolders that are not hidden."""
     return bool(_entries(root)[0])
 
 
@@ -135,7 +135,7 @@ def nothing(root: str, unused: Counter[str]) -> InputError:
 
 
 def _entries(path: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
-    """Folders and files that are not hidden, by name; SourceError where the folder cannot be listed."""
+    """Folders and files that are not hidden, by name; SourceError if the folder cannot be listed."""
     with source_errors(path), os.scandir(path) as listed:
         entries = sorted((entry for entry in listed if not entry.name.startswith(".")), key=lambda entry: entry.name)
         folders = [entry for entry in entries if entry.is_dir()]

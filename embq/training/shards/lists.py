@@ -24,7 +24,7 @@ TABLES, OBJECTS = (".csv", ".tsv"), (".jsonl", ".ndjson")
 
 
 class _Row(NamedTuple):
-    """A row of a list; "" and None where it has no value."""
+    """A row of a list; "" and None if it has no value."""
 
     line: int
     path: str
@@ -46,7 +46,7 @@ def listed(
     A .csv or .tsv has a header, a .jsonl an object on each line; any other file has a path on each line, and may have
     a class behind a tab. Classes that are numbers are indices; others are counted as folders of classes are.
 
-    Raises InputError where the list cannot be read as one, a path is missing or is no picture's, only some rows have
+    Raises InputError if the list cannot be read as one, a path is missing or is no picture's, only some rows have
     a class, or a class is refused as in `class_folders`.
     """
     rows = list(_rows(path))

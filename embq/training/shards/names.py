@@ -80,7 +80,7 @@ _JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
 
 
 def parts(expression: str) -> list[str]:
-    """The expressions joined by `::`; InputError where there is none."""
+    """The expressions joined by `::`; InputError if there is none."""
     if not expression.strip():
         raise InputError("no shards were named", next_step=EXAMPLE)
     return _JOINT.split(expression)

@@ -33,7 +33,7 @@ def indices(names: Iterable[str], vocab: Sequence[str] | None) -> dict[str, int]
 
 
 def require_pictures(counts: Mapping[str, int], classes: Sequence[str], where: str) -> None:
-    """InputError where a class has no picture."""
+    """InputError if a class has no picture."""
     empty = [name for name in classes if not counts.get(name)]
     if empty:
         shown = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
@@ -45,7 +45,7 @@ def require_pictures(counts: Mapping[str, int], classes: Sequence[str], where: s
 
 
 def numbered(names: Iterable[str]) -> tuple[str, ...] | None:
-    """The classes 0, 1, ... up to the largest, where all names are such numbers; else None."""
+    """The classes 0, 1, ... up to the largest, if all names are such numbers; else None."""
     counted = Counter(names)
     if not counted or not all(name.isascii() and name.isdigit() and str(int(name)) == name for name in counted):
         return None
@@ -91,7 +91,7 @@ class Picture(NamedTuple):
         size: bytes.
         mtime_ns: when it was last changed.
         label: index of its class; None without classes.
-        caption: from a list; None where it has none, or a file beside it.
+        caption: from a list; None if it has none, or a file beside it.
         metadata: what else a list says, as a JSON object; None for nothing.
         beside: what belongs to it, by extension.
     """
@@ -111,7 +111,7 @@ class Picture(NamedTuple):
 
     @property
     def has_caption(self) -> bool:
-        """True where its sample gets a `txt`."""
+        """True if its sample gets a `txt`."""
         return self.caption is not None or any(side.extension == "txt" for side in self.beside)
 
 
@@ -134,7 +134,7 @@ class Listing:
     Attributes:
         root: folder that names are relative to.
         pictures: those that are to become samples.
-        classes: names by index; None where pictures have no classes.
+        classes: names by index; None if pictures have no classes.
         unused: extension -> files that are neither pictures nor belong to one.
         left_out: pictures that become no samples.
     """

@@ -33,7 +33,7 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
         connects: whether the function reads over a network. Connections are not handed on to processes that are
             forked, nor the threads that serve them, so these begin anew, which takes a second.
 
-    Raises what the function raises, after what had begun has ended; OutputError where a process was killed.
+    Raises what the function raises, after what had begun has ended; OutputError if a process was killed.
     """
     if processes == 1:
         yield from map(function, items)

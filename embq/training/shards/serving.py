@@ -52,7 +52,7 @@ def app(folder: Path, *, host: str) -> Starlette:
 
 
 def find(root: str, path: str) -> tuple[str, os.stat_result] | None:
-    """The file that the path of a request names, and its status; None where nothing is served.
+    """The file that the path of a request names, and its status; None if nothing is served.
 
     Args:
         root: real path of the folder.

@@ -123,7 +123,7 @@ class Shards:
 
     @property
     def samples(self) -> int | None:
-        """Samples of all, where that is known."""
+        """Samples of all, if that is known."""
         return None if self.counts is None else sum(self.counts)
 
     def epoch_samples(self, given: int | None, exact: str) -> int:
@@ -158,7 +158,7 @@ def open_shards(expression: str) -> Shards:
             each local or below http(s)://, or several of these joined by `::`. A folder behind http is what its
             `sizes.json` says, since a server lists none; a pattern is for local files only.
 
-    Raises InputError where nothing is named, a local shard is not there, one is named twice, a URL is of another
+    Raises InputError if nothing is named, a local shard is not there, one is named twice, a URL is of another
     kind, or `sizes.json` does not know a shard that stands beside it, or knows one that a folder does not hold.
     """
     urls = expand(expression)

@@ -17,7 +17,7 @@ SIZES, CLASSES = "sizes.json", "classes.json"
 def sizes_beside(folder: str) -> dict[str, int] | None:
     """Shard -> samples, from `sizes.json` in a folder or behind a URL; None without one.
 
-    Raises InputError where it is something else, SourceError where the storage does not tell.
+    Raises InputError if it is something else, SourceError if the storage does not tell.
     """
     counts = _read(folder, SIZES)
     if counts is None:

@@ -198,7 +198,7 @@ def _problem(settings: ShardSettings, picture: Picture) -> LeftOut | None:
 
 
 def require_decodable(data: bytes) -> None:
-    """SampleError where an image cannot be decoded to its end."""
+    """SampleError if an image cannot be decoded to its end."""
     from embq.worker.embedders.image.decoding import open_image
 
     open_image(data, least=1)  # a JPEG at an eighth of its size: every bit is read, few pixels are made

@@ -75,7 +75,7 @@ def command(
 
 
 def _doubling(request: BenchmarkRequest, most: int) -> list[int]:
-    """1, 2, 4, ... processes, and the maximum. UsageError where a launcher is given."""
+    """1, 2, 4, ... processes, and the maximum. UsageError if a launcher is given."""
     if request.nodes > 1 or request.launcher is not None:
         raise UsageError(
             "--scaling is for the GPUs of one machine, by python and torchrun",

@@ -177,7 +177,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _cut(path: Path, lines: int) -> None:
-    """Truncate a file after so many lines."""
+    """Truncate a file after this many lines."""
     with path.open("rb+") as file:
         for _ in range(lines):
             file.readline()

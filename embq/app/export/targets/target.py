@@ -186,7 +186,7 @@ def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
 
 
 def _missing(output: Output, rows: TargetRows, missing: np.ndarray, most: int) -> Iterator[pa.Table]:
-    """The rows whose place in `missing` is True, at most so many at a time; parts without one are not read."""
+    """The rows whose place in `missing` is True, at most this many at a time; parts without one are not read."""
     start, waiting = 0, rows.schema.empty_table()
     for number, count in enumerate(output.part_rows()):
         if missing[start : start + count].any():

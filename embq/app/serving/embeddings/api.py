@@ -85,7 +85,7 @@ class EmbeddingApi:
     """The endpoints that embed.
 
     Args:
-        detokenizer: gives the text of token ids; None refuses them.
+        detokenizer: returns the text of token ids; None refuses them.
 
     Attributes:
         routes: of the endpoints.

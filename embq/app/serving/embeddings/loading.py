@@ -45,7 +45,7 @@ class Loaded:
 def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
     """The function from ids of a tokenizer of tiktoken to their text.
 
-    Raises ConfigError where the package or the tokenizer's data is not here, UsageError for an unknown name.
+    Raises ConfigError if the package or the tokenizer's data is not here, UsageError for an unknown name.
     """
     try:
         import tiktoken
@@ -74,7 +74,7 @@ def load_models(specs: Sequence[str], *, precision: str, device: str, settings: 
 
     Args:
         precision: one of `embq.core.models.PRECISIONS`; "auto" for that which `embq run` chooses for the device.
-        device: "cpu", "cuda:N"; "auto" for the first CUDA device, or the CPU where there is none.
+        device: "cpu", "cuda:N"; "auto" for the first CUDA device, or the CPU if there is none.
 
     Raises UsageError for two models of one name or several devices, and what finding the device or loading raises.
     """

@@ -29,7 +29,7 @@ MOST_WAIT_S = 30.0
 """Longest queue, in seconds of computation; further requests are refused. Half of the shortest usual client timeout."""
 
 LEAST_PASSES = 8
-"""Passes that may wait whatever the speed, which is unknown at first, and low where requests are few."""
+"""Passes that may wait whatever the speed, which is unknown at first, and low if requests are few."""
 
 PREPARE_THREADS = 4
 """Most threads that tokenise."""
@@ -38,8 +38,8 @@ PREPARE_TEXTS = 64
 """Texts of a request that are tokenised before it is the next one's turn."""
 
 CUT_CHARS_PER_TOKEN = 400
-"""Of a longer text, so many characters at either end for each token that the model reads are tokenised: some tokenisers
-take a minute for a word of 4 MB."""
+"""Of a longer text, this many characters at either end for each token that the model reads are tokenised: some
+tokenisers take a minute for a word of 4 MB."""
 
 POLL_S = 0.001
 """Between two looks at passes that the device computes."""
@@ -51,7 +51,7 @@ class Job:
     """The texts of one request.
 
     Attributes:
-        future: gives the vectors, float32 of shape (texts, dim); cancelled where nobody waits for them any more.
+        future: its result is the vectors, float32 of shape (texts, dim); cancelled if nobody waits for them any more.
         tokens: estimated from the characters until the texts are tokenised.
         prepared: the texts that are tokenised, in order.
         truncated: number of texts that are longer than the model reads.
@@ -107,7 +107,7 @@ class ServedModel:
     A pass begins when the device is free, with what waits then; while it is busy, when a full pass waits.
 
     Args:
-        on_broken: called in the embed thread where the device is broken; nothing is embedded any more.
+        on_broken: called in the embed thread if the device is broken; nothing is embedded any more.
 
     Attributes:
         name: by which requests name it.
@@ -156,9 +156,9 @@ class ServedModel:
     def submit(self, texts: Sequence[str], client: str = "", *, prompt_name: str = "", cut: str = "") -> Job:
         """Have texts embedded, at least one, with a prompt and a cut as of `VariedEmbedder`.
 
-        The job's future raises HttpError where one of them cannot be.
+        The job's future raises HttpError if one of them cannot be.
 
-        Raises HttpError `overloaded` where too many tokens wait, of all clients or of this one, `bad_request` where the
+        Raises HttpError `overloaded` if too many tokens wait, of all clients or of this one, `bad_request` if the
         model has no such prompt, and what has broken the device.
         """
         job = Job(texts, client, self._longest, self._preparing(prompt_name, cut))
@@ -198,7 +198,7 @@ class ServedModel:
         return self._prepared_by[prompt_name, cut]
 
     def _tokens_in_the_way(self, job: Job, limit: float, a_pass: int) -> int:
-        """The tokens that wait, where they are too many for one more job; else 0.
+        """The tokens that wait, if they are too many for one more job; else 0.
 
         A client counts for half of the limit at most, however much it has sent, so none keeps out the others. What
         fits into a pass, of a client that waits for nothing else, is always taken.
@@ -211,7 +211,7 @@ class ServedModel:
         return 0
 
     def _measured_longest(self) -> float:
-        """Most tokens that the model reads of a text; infinite where it reads any."""
+        """Most tokens that the model reads of a text; infinite if it reads any."""
         (prepared,) = self._embedder.prepare([Sample(ordinal=0, key="", text="word " * 100_000)])
         return self._embedder.length(prepared) if isinstance(prepared, Truncated) else math.inf
 

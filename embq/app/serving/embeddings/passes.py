@@ -81,7 +81,7 @@ class Passes(Generic[Owner]):
         self._to_repeat += reversed(batches)
 
     def next(self) -> Batch[Owner]:
-        """The next pass, of at least one text; only where something waits."""
+        """The next pass, of at least one text; only if something waits."""
         if self._to_repeat:
             return self._to_repeat.pop()
         self._sort_further()

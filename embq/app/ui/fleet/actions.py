@@ -44,7 +44,7 @@ class Permission:
     """Decides who may act: nobody, or the viewers that came with the token.
 
     Attributes:
-        token: for the printed URL; "" where no actions are allowed.
+        token: for the printed URL; "" if no actions are allowed.
     """
 
     def __init__(self, *, allowed: bool) -> None:
@@ -96,7 +96,7 @@ class Actions:
         self._limit: anyio.CapacityLimiter | None = None
 
     async def act(self, request: Request) -> Response:
-        """POST /ui/runs/{run}/{verb}: a notice. Raises EmbqError where nothing was done."""
+        """POST /ui/runs/{run}/{verb}: a notice. Raises EmbqError if nothing was done."""
         self._permission.require(request)
         run, verb = request.path_params["run"], request.path_params["verb"]
         if verb not in (*VERBS, "retry"):

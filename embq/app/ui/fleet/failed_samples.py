@@ -33,7 +33,7 @@ class SampleView:
 
     Attributes:
         picture: as a data: URL; "" for none.
-        note: why there is neither; "" where there is.
+        note: why there is neither; "" if there is.
     """
 
     picture: str = ""

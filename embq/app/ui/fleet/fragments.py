@@ -89,7 +89,7 @@ class Fragments:
         }
 
     def run(self, snapshot: FleetSnapshot, run: str, *, may_act: bool) -> Parts | None:
-        """The parts of `/fleet/{run}`; None where there is no such run."""
+        """The parts of `/fleet/{run}`; None if there is no such run."""
         if (view := snapshot.run(run)) is None:
             return None
         progress = view.progress
@@ -295,7 +295,7 @@ def _shown(view: RunView, snapshot: FleetSnapshot, titles: Mapping[str, str] | N
 
 
 def _written(view: RunView) -> str:
-    """Bytes of the logs of a run: another text where there are new lines; "" without logs."""
+    """Bytes of the logs of a run: another text if there are new lines; "" without logs."""
     with suppress(EmbqError, OSError):
         return "" if view.root is None else str([log.size() for log in logs_of(Layout(view.root).home)])
     return ""
@@ -340,7 +340,7 @@ def _cell(device: DeviceView) -> Mapping[str, str]:
 
 
 def _spark(device: DeviceView) -> str:
-    """Points of a line, 1 wide per value and `SPARK_HEIGHT` high; "" where there are less than two."""
+    """Points of a line, 1 wide per value and `SPARK_HEIGHT` high; "" if there are less than two."""
     points = [(at, rate) for at, rate in enumerate(device.rates) if rate is not None]
     top = max((rate for _, rate in points), default=0.0)
     if len(points) < 2 or not top:

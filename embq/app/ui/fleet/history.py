@@ -71,7 +71,7 @@ class RunHistory:
         self._units = UnitMap(info.units)
 
     def advance(self) -> bool:
-        """Read the next records; False where more are left. Raises OutputError where the log is damaged."""
+        """Read the next records; False if more are left. Raises OutputError if the log is damaged."""
         with self._lock:
             if generations.exists(self._layout.manifest, self._generations + 1):
                 info = load_run(self._layout.root)
@@ -123,12 +123,12 @@ class Histories:
         self._of = lru_cache(KEPT)(lambda _run, root: RunHistory(root))  # a folder may get another run
 
     def of(self, run: str, root: Place) -> RunHistory:
-        """The history of a run, made where there is none yet."""
+        """The history of a run, made if there is none yet."""
         return self._of(run, root)
 
 
 def charts(view: RunView, histories: Histories, rates: list[tuple[float, float]]) -> dict[str, Any]:
-    """JSON-ready columns for the charts of a run; `complete` is False where the log was not read to its end yet.
+    """JSON-ready columns for the charts of a run; `complete` is False if the log was not read to its end yet.
 
     Args:
         rates: rows per second in the last ten minutes, see `Sampler.rates`.
@@ -155,7 +155,7 @@ def charts(view: RunView, histories: Histories, rates: list[tuple[float, float]]
 def cells_of(view: RunView, histories: Histories) -> Cells:
     """The map of a run's units now, with those in flight.
 
-    Raises redis.exceptions.RedisError where the broker is away, OutputError where the log is damaged.
+    Raises redis.exceptions.RedisError if the broker is away, OutputError if the log is damaged.
     """
     progress, received, in_flight = view.progress, [], []
     ledger = Ledger(view.client, progress.run, scripts={}) if view.client is not None else None

@@ -117,7 +117,7 @@ class Live:
 
 
 def parts_of(fragments: Fragments, snapshot: FleetSnapshot, run: str, query: RunQuery, may_act: bool) -> Parts | None:
-    """The parts of `/fleet`, or of the page of a run; None where there is no such run."""
+    """The parts of `/fleet`, or of the page of a run; None if there is no such run."""
     return fragments.run(snapshot, run, may_act=may_act) if run else fragments.fleet(snapshot, query, may_act=may_act)
 
 

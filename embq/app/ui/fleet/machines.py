@@ -33,12 +33,12 @@ class DeviceView:
 
     Attributes:
         state: of the device's process, or one of `GREY`.
-        rows_per_s: of its worker; None where that says nothing.
-        busy: share of the last 10 s in which the device computed; None where unknown.
-        memory_used_bytes, memory_bytes: of a GPU; 0 where unknown.
-        unit, stage, age_s: its oldest unit, where that is, and for how long it is held.
+        rows_per_s: of its worker; None if that says nothing.
+        busy: share of the last 10 s in which the device computed; None if unknown.
+        memory_used_bytes, memory_bytes: of a GPU; 0 if unknown.
+        unit, stage, age_s: its oldest unit, if that is, and for how long it is held.
         seen_s: time of the last report, in seconds since the epoch.
-        rates: rows per second in each `SPARK_S` of the last ten minutes, oldest first, None where unknown; () where
+        rates: rows per second in each `SPARK_S` of the last ten minutes, oldest first, None if unknown; () if
             there are more than `CARDS` devices.
     """
 
@@ -83,7 +83,7 @@ class MachineView:
     """A machine: its services and devices.
 
     Attributes:
-        cores, memory_bytes: that its workers may use; 0 where unknown.
+        cores, memory_bytes: that its workers may use; 0 if unknown.
     """
 
     host: str
@@ -159,7 +159,7 @@ class MachineMemory:
         return tuple(_machine(host, services.get(host, ()), by_host[host]) for host in sorted(by_host))
 
     def _rate(self, devices: dict[DeviceKey, DeviceView], now_s: float) -> None:
-        """Keep the rates of devices, and give them to their views where each has a card."""
+        """Keep the rates of devices, and give them to their views if each has a card."""
         for key, device in devices.items():
             spark = self._sparks.setdefault(key, _Spark())
             if device.rows_per_s is not None:

@@ -58,7 +58,7 @@ class Groups:
     Attributes:
         groups: as `embq.app.status.failure_causes.described` makes them.
         total: failures in all groups.
-        why: there are none to show; "" where there are.
+        why: there are none to show; "" if there are.
     """
 
     groups: Sequence[dict[str, Any]] = ()
@@ -106,7 +106,7 @@ class FleetPages:
 
     Attributes:
         routes: of the pages.
-        token: that the printed URL has, as `?token=`; "" where no actions are allowed.
+        token: that the printed URL has, as `?token=`; "" if no actions are allowed.
         permission: decides who may act.
 
     Args:
@@ -196,7 +196,7 @@ class FleetPages:
         return page(request, "fleet/logs.html", logs)
 
     async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
-        """A sample that a failure group of a run shows. Raises HttpError where none does."""
+        """A sample that a failure group of a run shows. Raises HttpError if none does."""
         view = await self._view(run)
         groups = await anyio.to_thread.run_sync(self._groups.of, view)
         for group in groups.groups:

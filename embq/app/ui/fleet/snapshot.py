@@ -50,7 +50,7 @@ class Source(Protocol):
     local: bool
 
     def poll(self) -> Seen:
-        """What it shows now. Raises redis.exceptions.RedisError or EmbqError where it does not answer."""
+        """What it shows now. Raises redis.exceptions.RedisError or EmbqError if it does not answer."""
         ...
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
@@ -68,9 +68,9 @@ class RunView:
 
     Attributes:
         recent: (rows, seconds) committed in the last ten minutes, see `CommitPace`; None if not known yet.
-        root: its output folder where it can be read here.
+        root: its output folder if it can be read here.
         client: the broker where it is at work.
-        needs_bytes: for the rows that are left; None where unknown.
+        needs_bytes: for the rows that are left; None if unknown.
         local: see `Source`.
     """
 
@@ -95,7 +95,7 @@ class RunView:
 
     @property
     def command(self) -> str:
-        """The command that has somebody work on it; "" where somebody does, and where it is over."""
+        """The command that has somebody work on it; "" if somebody does, and if it is over."""
         if self.local and self.client is None and self.state in ("interrupted", "paused"):
             return command_line("resume", self.root or self.progress.output)
         return "embq worker" if self.state == "stopped" else ""
@@ -106,7 +106,7 @@ class DiskView:
     """Room on a disk for the runs that are not over.
 
     Attributes:
-        needed_bytes: by the bytes of a committed row; None where no run has committed rows.
+        needed_bytes: by the bytes of a committed row; None if no run has committed rows.
     """
 
     free_bytes: int
@@ -153,7 +153,7 @@ class Sampler:
     """Samples sources in a thread of its own, which starts with the first look.
 
     Args:
-        sources: earlier ones come first where two have the same run.
+        sources: earlier ones come first if two have the same run.
         clock: seconds since the epoch.
     """
 
@@ -187,7 +187,7 @@ class Sampler:
         return self._snapshot
 
     def first(self, timeout_s: float) -> FleetSnapshot | None:
-        """`latest`, waiting for the first sample; None where there is none in time."""
+        """`latest`, waiting for the first sample; None if there is none in time."""
         self.latest()
         with self._news:
             self._news.wait_for(lambda: self._snapshot is not None or self._stopped.is_set(), timeout_s)
@@ -198,7 +198,7 @@ class Sampler:
         return list(self._rates.get(run, ()))
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
-        """The record of a run, and the broker where it is at work; None where no source knows it."""
+        """The record of a run, and the broker where it is at work; None if no source knows it."""
         return next((entry for source in self.sources if (entry := source.registered(run)) is not None), None)
 
     def stop(self) -> None:

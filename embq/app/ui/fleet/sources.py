@@ -49,7 +49,7 @@ class SeenRun:
 
     Attributes:
         pace: of its commits.
-        root: its output folder where it can be read here.
+        root: its output folder if it can be read here.
         client: the broker where it is at work; None without one.
     """
 
@@ -95,7 +95,7 @@ class BrokerSource:
         self._indexes: list[str] = []
 
     def poll(self) -> Seen:
-        """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The runs and services now. Raises redis.exceptions.RedisError if the broker is away."""
         overview = self._monitor.poll()
         runs = [_seen_run(self._monitor.monitors[progress.run], progress, self._client) for progress in overview.runs]
         return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet], builds=self._builds())
@@ -116,7 +116,7 @@ class BrokerSource:
         return list(builds.values())
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
-        """The record of a run, and the broker; None where it knows no such run."""
+        """The record of a run, and the broker; None if it knows no such run."""
         record = registered(self._client).get(run)
         return None if record is None else (record, self._client)
 
@@ -126,7 +126,7 @@ class BrokerSource:
 
 
 class FolderSource:
-    """The runs in and below a folder, with the private servers of `embq run` where some work on them.
+    """The runs in and below a folder, with the private servers of `embq run` if some work on them.
 
     Args:
         folder: of a run, or above runs.
@@ -227,7 +227,7 @@ def _seen_run(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, cli
 
 
 def build_at(index: Path) -> SeenBuild | None:
-    """The build in the folder of an index; None where there is none, or it succeeded."""
+    """The build in the folder of an index; None if there is none, or it succeeded."""
     if (last_attempt := attempted(index)) is None:
         return None
     attempt, at_work = last_attempt
@@ -258,7 +258,7 @@ def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[
         folders: of runs, or above runs; URLs of object stores are left out: a search there is no listing of a folder.
         broker: URL; "" for none.
 
-    Raises ConfigError where the URL cannot be used.
+    Raises ConfigError if the URL cannot be used.
     """
     sources: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
     for given in folders:

@@ -73,7 +73,7 @@ class UnitMap:
         """Take committed units into account.
 
         Args:
-            failed: the unit whose failures a retry unit replaces; None where it is not known.
+            failed: the unit whose failures a retry unit replaces; None if it is not known.
         """
         for unit in units:
             self._done[unit.u // self.bin] += 1

@@ -62,7 +62,7 @@ class Colours:
     """The colours of a map by one column.
 
     Attributes:
-        kind: "category", or "number" where the entries are ranges in ascending order.
+        kind: "category", or "number" if the entries are ranges in ascending order.
         entries: (name, rows) of each code.
         codes: uint8 (rows,).
     """

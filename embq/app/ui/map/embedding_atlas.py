@@ -37,7 +37,7 @@ BASE = "/map/app"
 
 
 def application_folder() -> Path | None:
-    """The static application of the package embedding-atlas; None where it is not installed."""
+    """The static application of the package embedding-atlas; None if it is not installed."""
     spec = find_spec("embedding_atlas")
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         if (Path(place) / "static" / "index.html").is_file():
@@ -52,7 +52,7 @@ def address(name: str, modality: str) -> str:
 
 
 def index_name(token: str) -> str:
-    """The NAME:MODALITY of an address; "" where it is malformed."""
+    """The NAME:MODALITY of an address; "" if it is malformed."""
     try:
         return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
     except (binascii.Error, ValueError):
@@ -72,7 +72,7 @@ def atlas_routes(folder: Path, map_of: Callable[[str], LoadedMap]) -> list[BaseR
 
     Args:
         folder: of its files.
-        map_of: the map of an index by NAME:MODALITY; raises EmbqError where there is none.
+        map_of: the map of an index by NAME:MODALITY; raises EmbqError if there is none.
     """
 
     async def requested_map(request: Request) -> LoadedMap:

@@ -28,7 +28,7 @@ MOST_SHAPE = 1 << 16
 
 
 def map_routes(serving: Serving, permission: Permission) -> list[BaseRoute]:
-    """Routes of the page `/map`, its data, and Embedding Atlas where that is installed."""
+    """Routes of the page `/map`, its data, and Embedding Atlas if that is installed."""
     return MapPage(serving, permission).routes
 
 
@@ -41,9 +41,9 @@ class MapView:
         stale: whether the index has changed since the map was made.
         command: makes the map of the index.
         may_act: whether the viewer may have the server run it.
-        error: why there is no map; `no_map` where none was made yet.
+        error: why there is no map; `no_map` if none was made yet.
         query: text that is searched for when the page is open.
-        atlas: address of Embedding Atlas; "" where that is not installed.
+        atlas: address of Embedding Atlas; "" if that is not installed.
     """
 
     index: ServedIndex | None

@@ -47,7 +47,7 @@ class ThumbnailCache:
         self._reported = False
 
     def get(self, name: str) -> bytes | None:
-        """The thumbnail of a name of hex digits; None where there is none, or a damaged one."""
+        """The thumbnail of a name of hex digits; None if there is none, or a damaged one."""
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -87,7 +87,7 @@ class ThumbnailCache:
         return self.folder / name[:2] / name
 
     def _evict(self) -> None:
-        """Count what is there, and where that is too much remove the thumbnails that were used longest ago."""
+        """Count what is there, and if that is too much remove the thumbnails that were used longest ago."""
         thumbnails: list[tuple[float, int, str]] = []
         for folder in _entries(self.folder):
             if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Parent side of the decoder: a few warm processes that make thumbnails, replaced where an image ends one."""
+"""Parent side of the decoder: a few warm processes that make thumbnails, replaced if an image ends one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Decoders:
         """A JPEG of an encoded image, see `decoder_process.thumbnail`.
 
         Raises SampleError for an image of which none can be made: the codes of `open_image`, and `killed` for one that
-        ends its process or takes longer than `IMAGE_S`. HttpError where no process is free or can be started.
+        ends its process or takes longer than `IMAGE_S`. HttpError if no process is free or can be started.
         """
         with self._child() as child:
             for is_last in (False, True):

@@ -46,7 +46,7 @@ TURNS = {
 
 
 def thumbnail(data: bytes, side: int) -> bytes:
-    """A JPEG of the first frame, upright, on white where it is transparent, with at most `side` pixels on a side.
+    """A JPEG of the first frame, upright, on white if it is transparent, with at most `side` pixels on a side.
 
     Nothing but pixels is taken over: no EXIF, no profile, no comment. Raises SampleError as `open_image` does.
     """
@@ -68,7 +68,7 @@ def thumbnail(data: bytes, side: int) -> bytes:
 
 
 def _orientation(image: Image.Image) -> int:
-    """By its EXIF; 1, upright, where that is damaged."""
+    """By its EXIF; 1, upright, if that is damaged."""
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
     except headers.DECODER_ERRORS:

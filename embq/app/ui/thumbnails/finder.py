@@ -57,7 +57,7 @@ class Finder:
     def origin(self, collection: Collection, id_: int, key: str, unit_id: str | None) -> Origin:
         """The origin of a row, by its identity in the index.
 
-        Raises HttpError `no_thumbnail` where the index is not of a run, or its run is not here or lacks the unit.
+        Raises HttpError `no_thumbnail` if the index is not of a run, or its run is not here or lacks the unit.
         """
         run = collection.run_of(id_) if id_ < collection.n else None
         if run is None or unit_id is None:

@@ -57,7 +57,7 @@ TABLE_MEMBERS, SHARD_MEMBERS = 10_000_000, 2_000_000
 """Images whose offsets are kept for all shards together (240 MB), and most members of one shard."""
 
 FAILED_S, SLOW_S, FAILED_SHARDS = 60.0, 1.0, 64
-"""A shard that failed after more than the second time is not read again for the first; so many are remembered."""
+"""A shard that failed after more than the second time is not read again for the first; this many are remembered."""
 
 TEXT_KINDS = ("hdf5", "jsonl", "lines")
 
@@ -89,10 +89,10 @@ class Images:
 
         Args:
             key: as rows have it.
-            ordinal: of the sample in the unit; asked for where the key does not find it.
+            ordinal: of the sample in the unit; asked for if the key does not find it.
 
-        Raises SourceError and SampleError as reading the unit does (`source_changed` and `shard_changed` where it is
-        not the planned version), `missing_member` where the sample has no image, a transient SourceError after READ_S.
+        Raises SourceError and SampleError as reading the unit does (`source_changed` and `shard_changed` if it is
+        not the planned version), `missing_member` if the sample has no image, a transient SourceError after READ_S.
         """
         if unit.kind in TEXT_KINDS:
             self.require_allowed(unit)
@@ -145,7 +145,7 @@ class Images:
 
     @contextmanager
     def _read(self, unit: Unit, only: int | None) -> Iterator[Iterator[Sample]]:
-        """The samples of a unit from a reader process, which is ended after READ_S and where they are left halfway."""
+        """The samples of a unit from a reader process, which is ended after READ_S and if they are left halfway."""
         try:
             reader = self._readers.get(timeout=READ_S)
         except queue.Empty:
@@ -174,7 +174,7 @@ class Images:
 
 
 def file_inside(folder: str, relative: str, size: int) -> bytes:
-    """A file of an image folder, which had `size` bytes. A link to it is followed where it stays inside the folder.
+    """A file of an image folder, which had `size` bytes. A link to it is followed if it stays inside the folder.
 
     Raises SourceError `source_missing`, `source_denied`, `source_changed`, `too_large` and so on.
     """
@@ -212,7 +212,7 @@ def planned_file(unit: Unit) -> Iterator[int]:
 
 @contextmanager
 def _opened(root: str, name: str, path: str) -> Iterator[int]:
-    """A descriptor of the file `root / name`, both without links: where a folder became one, SourceError."""
+    """A descriptor of the file `root / name`, both without links: if a folder became one, SourceError."""
     with source_errors(path):
         try:
             descriptor = beneath.open_file(Path(root), name)
@@ -228,7 +228,7 @@ def _opened(root: str, name: str, path: str) -> Iterator[int]:
 
 
 def _pread(descriptor: int, start: int, stop: int) -> bytes:
-    """The bytes between two offsets; fewer where the file ends before."""
+    """The bytes between two offsets; fewer if the file ends before."""
     pieces = []
     while start < stop and (piece := os.pread(descriptor, stop - start, start)):
         pieces.append(piece)
@@ -237,7 +237,7 @@ def _pread(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def image_of(sample: Sample) -> bytes:
-    """The image of a sample as it was read; SampleError where it has none, or could not be read."""
+    """The image of a sample as it was read; SampleError if it has none, or could not be read."""
     if sample.error is not None:
         raise SampleError(*sample.error)
     if sample.image is None:
@@ -265,7 +265,7 @@ class _Shard:
     bytes: int = 0
 
     def find(self, key: str) -> tuple[int, int] | None:
-        """The place of an image, by the key as rows have it; None where there is none, or two samples have that key."""
+        """The place of an image, by the key as rows have it; None if there is none, or two samples have that key."""
         at = int(np.searchsorted(self.keys, key_hash := hash(key)))
         if at == len(self.keys) or self.keys[at] != key_hash:
             return None

@@ -56,7 +56,7 @@ class LookAhead:
                     if (identity := (index.name, index.modality, name)) not in self._visited:
                         self._visited.add(identity)
                         self._walk(collection)
-                except (EmbqError, OSError):  # whoever asks for a thumbnail is told
+                except (EmbqError, OSError):  # the request for the thumbnail reports it
                     continue
             self._stopped.wait(LOOK_S)
 

@@ -90,7 +90,7 @@ class Thumbnails:
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
 
     def of(self, data: bytes) -> bytes:
-        """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` where none can be made."""
+        """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` if none can be made."""
         try:
             return self._decoders.thumbnail(data, SIDE_PX)
         except SampleError as error:
