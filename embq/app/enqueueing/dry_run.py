@@ -63,7 +63,12 @@ def lines(estimate: Estimate, cost: Cost | None) -> list[str]:
     """The same for people."""
     report = to_json(estimate, cost)
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(estimate.kinds.items())) or "none"
-    rows = [("units", kinds + (f", to be added to {estimate.existing_units:,} of run {estimate.run}" if estimate.run else ""))]
+    rows = [
+        (
+            "units",
+            kinds + (f", to be added to {estimate.existing_units:,} of run {estimate.run}" if estimate.run else ""),
+        )
+    ]
     rows.append(("input", size_text(estimate.bytes) + (f"; {estimate.listing}" if estimate.listing else "")))
     if estimate.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))

@@ -166,7 +166,7 @@ class _Node:
         below: by the next name.
     """
 
-    __slots__ = ("below", "index", "take")
+    __slots__ = ("below", "convert", "index")
 
     def __init__(self) -> None:
         self.index = -1
