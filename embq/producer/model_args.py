@@ -193,34 +193,34 @@ def vector_dim(spec: ModelSpec) -> int | None:
         case "minilm":
             return 384
         case "hf":
-            return _number(_read(Path(spec.name) / "config.json"), "hidden_size")
+            return _number(read_json(Path(spec.name) / "config.json"), "hidden_size")
         case "st":
             return _sentence(Path(spec.name))
         case "open_clip":
-            return _open_clip(spec.name)
+            return _number(open_clip_config(spec.name), "embed_dim")
     return None
 
 
 def _sentence(folder: Path) -> int | None:
     """Length of a pooled vector; None if several poolings are chosen or a later module changes the length."""
-    modules = _read(folder / "modules.json") or []
+    modules = read_json(folder / "modules.json") or []
     names = {str(module.get("type", "")).rpartition(".")[2] for module in modules}
-    pooling = _read(folder / "1_Pooling" / "config.json")
+    pooling = read_json(folder / "1_Pooling" / "config.json")
     if not names or names - LEAVE_THE_LENGTH or not isinstance(pooling, dict):
         return None
     chosen = sum(value is True for name, value in pooling.items() if name.startswith("pooling_mode_"))
     if chosen > 1 or isinstance(pooling.get("pooling_mode"), list):
         return None
     length = _number(pooling, "word_embedding_dimension") or _number(pooling, "embedding_dimension")
-    cut = _number(_read(folder / "config_sentence_transformers.json"), "truncate_dim")
+    cut = _number(read_json(folder / "config_sentence_transformers.json"), "truncate_dim")
     return length if length is None or cut is None else min(length, cut)
 
 
-def _open_clip(name: str) -> int | None:
+def open_clip_config(name: str) -> Any:
+    """The JSON of an architecture `ARCH/TAG` of open_clip; None if open_clip is not installed or has none."""
     spec = find_spec("open_clip")  # looks for the package and imports nothing of it
     folders = spec.submodule_search_locations if spec is not None else None
-    arch = name.split("/")[0]
-    return _number(_read(Path(folders[0]) / "model_configs" / f"{arch}.json"), "embed_dim") if folders else None
+    return read_json(Path(folders[0]) / "model_configs" / f"{name.split('/')[0]}.json") if folders else None
 
 
 def _number(described: Any, name: str) -> int | None:
@@ -228,7 +228,8 @@ def _number(described: Any, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """The JSON of a file; None where it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -87,3 +87,14 @@ def authorized_client(
     check(client, url)
     require(client, verb, instead=instead)
     return client
+
+
+def configured_broker(settings: Settings) -> redis.Redis | None:
+    """A client of the configured broker, checked; None where none is configured."""
+    from embq.core.broker.client import check, connect
+
+    if not settings.broker_url:
+        return None
+    client = connect(settings.broker_url, password=settings.broker_password)
+    check(client, settings.broker_url)
+    return client

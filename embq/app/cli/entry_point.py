@@ -53,6 +53,7 @@ VERBS = {
     "autofaiss": ("embq.compat.autofaiss", "Run published commands of autofaiss."),
     "broker": ("embq.app.verbs.broker", "Make users, passwords and certificates for a broker."),
     "fleet": ("embq.app.verbs.fleet", "Start, show, drain and end workers on many machines."),
+    "plan": ("embq.app.verbs.plan", "Tell time, cost and needs of a run on devices, before they are there."),
     "producer": ("embq.app.verbs.services:producer", "Run the resident feeder."),
     "worker": ("embq.app.verbs.services:worker", "Run one worker process per device."),
     "writer": ("embq.app.verbs.services:writer", "Run the single writer."),
@@ -63,7 +64,7 @@ GROUPS = {
     "Daily": ("run", "status", "search", "index", "ui"),
     "Runs": ("enqueue", "pause", "resume", "cancel", "logs", "failures", "retry", "verify", "export", "gc"),
     "Index": ("serve", "atlas"),
-    "Fleet": ("producer", "worker", "writer", "fleet", "broker", "health"),
+    "Fleet": ("plan", "producer", "worker", "writer", "fleet", "broker", "health"),
     "More": ("doctor", "config", "bench", "shards", "train", "clip-retrieval", "autofaiss", "completion"),
 }
 """Heading of `embq --help` -> the verbs below it."""
@@ -80,7 +81,7 @@ FOREIGN_VERBS = {"end2end": ["embq run"], "back": ["embq serve"], "filter": ["em
 HELP = ("-h", "--help")
 
 TABLES = {
-    *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
+    *("run", "enqueue", "plan", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
     *("atlas", "serve", "ui", "clip-retrieval", "autofaiss", *UNLISTED),
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""

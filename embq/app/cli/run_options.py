@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INPUT_FORMATS = {format_of(kind): kind for kind in (*sorted(KINDS), *plugins.enabled(plugins.SOURCES))}
 """--input-format -> kind of input."""
 
-run_options = option_group(
+_OPTIONS = (
     section("Output"),
     option(
         "--output", "-o", required=True, type=click.Path(file_okay=False), help="Output folder, or s3://BUCKET/PREFIX."
@@ -153,7 +153,10 @@ run_options = option_group(
     ),
     section(GENERAL),
 )
+run_options = option_group(*_OPTIONS)
 """Content of a run, frozen in its run.json."""
+content_options = option_group(_OPTIONS[0], *_OPTIONS[2:])
+"""The same without the output folder."""
 
 
 def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:

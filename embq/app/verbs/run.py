@@ -69,6 +69,7 @@ def run(
     {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run; further inputs are
     added to it with --add. A run without rows is replaced by a corrected command.
     """
+    from embq.app.cli.authorization import configured_broker
     from embq.app.cli.precision import precision_of_output, resolve_precision
     from embq.app.cli.run_options import request_from
     from embq.app.local.session import own_devices, print_summary, run_locally
@@ -82,7 +83,7 @@ def run(
         request_from(inputs, options), precision_at=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
-    client = _configured_broker(settings_with(broker))  # before anything is written
+    client = configured_broker(settings_with(broker))  # before anything is written
     fresh = is_new(root)
     if fresh:  # a run that is there may need its model no more
         for model in asked_models(request.models):
@@ -299,19 +300,11 @@ def _print_planned(planned: Planned, output: Place, *, as_json: bool) -> None:
 
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
-    client = _configured_broker(settings)
+    from embq.app.cli.authorization import configured_broker
+
+    client = configured_broker(settings)
     request, reason = _settled(request, client, sent=sent)
     _print_estimate(request, reason, client, as_json=as_json)
-
-
-def _configured_broker(settings: Settings) -> redis.Redis | None:
-    from embq.core.broker.client import check, connect
-
-    if not settings.broker_url:
-        return None
-    client = connect(settings.broker_url, password=settings.broker_password)
-    check(client, settings.broker_url)
-    return client
 
 
 def _print_estimate(
