@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from embq.app.planning.constants import NUMBER_BYTES, TEXT_TOKENS, files, value
 from embq.core.formats.part import UNIT_FORMATS
@@ -17,6 +17,8 @@ from embq.producer.feeder import TICK_S
 from embq.worker.claim.heartbeat import REPORT_S
 from embq.worker.stages.publish import PART_BYTES
 
+Speeds: TypeAlias = Mapping[str, tuple[float, str]]
+"""Card -> what `embq.app.planning.speeds.speed_of` gives."""
 UNITS_IN_HAND = 3
 """Units of a device: the one that it computes, and two fetched ahead."""
 
@@ -59,13 +61,7 @@ def broker_cores(devices: int, units_per_s: float) -> float:
 
 
 def plan_of(
-    load: Load,
-    cards: Mapping[str, int],
-    speeds: Mapping[str, tuple[float, str]],
-    *,
-    threads: int,
-    gbps: float,
-    prices: Mapping[str, float],
+    load: Load, cards: Mapping[str, int], speeds: Speeds, *, threads: int, gbps: float, prices: Mapping[str, float]
 ) -> dict[str, Any]:
     """The plan, in the shape of `embq plan --json`; null stands for what is not known.
 

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import redis
 
@@ -23,6 +23,8 @@ from embq.producer.enqueue import Request
 from embq.producer.estimate import CHARS_PER_TOKEN, NUMBER_BITS, estimate, known_dims
 from embq.producer.model_args import PRECISIONS, asked_models, config_of
 
+Named: TypeAlias = tuple[str, float, float] | None
+"""Modality, rows, and bytes of each, in place of inputs."""
 MOST_TOKENS = 512
 """Most that BERT and its kind read of a text."""
 
@@ -39,17 +41,11 @@ def prices_of(path: str | None, cards: Mapping[str, int]) -> dict[str, float]:
 
 
 def planned(
-    request: Request,
-    cards: Mapping[str, int],
-    client: redis.Redis | None,
-    *,
-    named: tuple[str, float, float] | None,
-    **settings: Any,
+    request: Request, cards: Mapping[str, int], client: redis.Redis | None, *, named: Named, **settings: Any
 ) -> dict[str, Any]:
     """The plan in the precision of the request, and the sentence on a better one that some of the cards lack.
 
     Args:
-        named: modality, rows and bytes of each, in place of inputs.
         settings: those of `plan_of`.
 
     Raises what planning the inputs does, and UsageError where a speed is not known or no card is left.
@@ -91,7 +87,7 @@ def planned(
     return plan | {"counted": counted, "reason": reason, "assumed": assumed, "instead": instead}
 
 
-def _load(request: Request, named: tuple[str, float, float] | None) -> tuple[Load, str]:
+def _load(request: Request, named: Named) -> tuple[Load, str]:
     """The rows of a request, and how they were counted: by planning the inputs, or by the user."""
     if named is not None:
         modality, rows, bytes_each = named
