@@ -97,7 +97,7 @@ def flop_of(spec: ModelSpec, modality: str, tokens: float) -> float | None:
         patches = (sizes["image_size"] // patch) ** 2 if modality == "image" else 0
         positions = patches + 1 if patches else sizes.get("context_length", 77)
         stem = 2 * patches * 3 * (patch or 0) ** 2 * width
-        return stem + _layers(layers, positions, width, 2 * width * sizes.get("mlp_ratio", 4.0))
+        return float(stem + _layers(layers, positions, width, 2 * width * sizes.get("mlp_ratio", 4.0)))
     try:
         folder = named_folder(spec) if spec.family in ("hf", "st", "minilm") and modality == "text" else None
     except (ModelError, ImportError):
