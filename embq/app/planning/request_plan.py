@@ -55,7 +55,7 @@ def planned(
         for card, count in cards.items()
         for _ in range(count)
     ]
-    request, reason = resolve_precision(request, there=lambda _output: "", devices=lambda: devices)
+    request, reason = resolve_precision(request, precision_at=lambda _output: "", devices=lambda: devices)
     load, counted = _load(request, named)
 
     def of(precision: str, taken: Mapping[str, int]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _load(request: Request, named: Named) -> tuple[Load, str]:
     if dims is None:  # open_clip is not here, or the model is of the hub
         known = {one.model: one.dims for one in REFERENCES}
         specs = [one.spec.partition(":")[2].partition("/")[0] for one in config.outputs]
-        dims = sum(request.rows.kept(known.get(spec, 768)) for spec in specs)
+        dims = sum(request.rows.kept_dim(known.get(spec, 768)) for spec in specs)
     return Load(
         config=config,
         rows=round(rows),
