@@ -157,7 +157,7 @@ def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
     units = units_of(path, ReadOptions(unit_samples=10))
 
     def gaps_before(added: Unit) -> int:
-        coverage = Coverage(findings := Findings(), {str(path)}, whole=True)
+        coverage = Coverage(findings := Findings(), {str(path)}, is_complete=True)
         for u, unit in enumerate(units[:2]):
             coverage.check_unit(u, replace(unit, etag="1-" + str(units[1].stop)))
         coverage.next_generation()

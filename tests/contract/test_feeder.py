@@ -96,7 +96,7 @@ def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monke
     monkeypatch.setattr(feed_policy, "HINTS_PER_WORKER", 3)
     model = run.record.model.spec
     alive = [(BriefReport(name=f"w{n}", model=model), 0, 0.0) for n in range(4)]
-    monkeypatch.setattr(module, "BRIEF_REPORTS", SimpleNamespace(heard=lambda _: alive))
+    monkeypatch.setattr(module, "BRIEF_REPORTS", SimpleNamespace(with_age=lambda _: alive))
     assert run.feeder().tick() == 12
     monkeypatch.setattr(feed_policy, "MAX_HINTS", 13)
     alive.extend((BriefReport(name=f"w{n}", model=model), 0, 0.0) for n in range(4, 100))
@@ -245,7 +245,7 @@ def test_a_short_pause_ends_no_lease_and_so_delays_nothing(run: RunCase, clock: 
     assert any(after_a_pause(u) for u in range(3))
 
 
-@pytest.mark.parametrize("call", ["active", "now_ms", "BRIEF_REPORTS.heard", "Ledger.meta", "Ledger.next_units"])
+@pytest.mark.parametrize("call", ["active", "now_ms", "BRIEF_REPORTS.with_age", "Ledger.meta", "Ledger.next_units"])
 def test_after_an_answer_that_took_long_leases_are_left_alone(
     run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

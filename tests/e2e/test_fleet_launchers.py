@@ -231,7 +231,7 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
     (home / "state").mkdir(parents=True)
     here = {**QUICK, **QUIET, "HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
     with ray_cluster(3, {**os.environ, **here}) as address:
-        where = ("--launcher", "ray", "--ray-address", address, "--gpus", "0")
+        where = ("--launcher", "ray", "--ray-address", address, "--gpus-per-machine", "0")
         expected, out, writer = box.enqueue(ms_per_sample=40)
         before = box.traces(home / "state")
         status, rows = box.fleet("up", *where, "--machines", "4", "--", "--devices", "cpu", **here)
@@ -262,7 +262,7 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
         (("--hosts", "twice"), "--hosts names gpu1 2 times"),
         (("--hosts", "none"), "names no host"),
         (("--hosts", "one", "--ssh-command", "ssh '"), "quoted as for a shell"),
-        (("--hosts", "one", "--name", "a.b"), "names no fleet"),
+        (("--hosts", "one", "--fleet-name", "a.b"), "names no fleet"),
         (("--hosts", "one", "--secrets", "elsewhere"), "embq broker init elsewhere"),
         (("--hosts", "one", "--", "--device", "cpu"), "No such option '--device'"),
     ],

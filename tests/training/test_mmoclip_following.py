@@ -32,7 +32,7 @@ def test_the_first_iteration_says_nothing_of_when_it_will_end(tmp_path: Path) ->
     following = LogProgress(tmp_path / "out.log", 195)
     following.poll()
     assert following.line().startswith("iteration 1 of 195")
-    assert "cannot be told" in following.line()
+    assert "is not known before the second iteration" in following.line()
 
 
 def test_the_guess_is_the_mean_of_the_others(tmp_path: Path) -> None:

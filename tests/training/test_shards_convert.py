@@ -59,7 +59,7 @@ def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
 
 def test_every_picture_is_one_sample_with_its_bytes_its_class_and_the_file_it_was(tree: Path, tmp_path: Path) -> None:
     done = convert(plan_of(classed(tree), tmp_path))
-    assert (done.written, done.kept) == (5, 0)
+    assert (done.written, done.skipped) == (5, 0)
     samples = samples_of(tmp_path)
     assert list(samples) == [f"{number:08d}" for number in range(90)]
     files = {json.loads(sample["json"])["file"]: sample for sample in samples.values()}
@@ -148,7 +148,7 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(tree: Pat
     assert not (tmp_path / "cut" / "sizes.json").exists()
     times = {name: (tmp_path / "cut" / name).stat().st_mtime_ns for name in left}
     again = convert(plan_of(classed(tree), tmp_path / "cut", per_shard=1))
-    assert (again.written, again.kept) == (90 - len(left), len(left))
+    assert (again.written, again.skipped) == (90 - len(left), len(left))
     assert digests(tmp_path / "cut") == digests(tmp_path / "whole")
     assert times == {name: (tmp_path / "cut" / name).stat().st_mtime_ns for name in left}
     assert not [path for path in (tmp_path / "cut").iterdir() if path.name.startswith(".")]
@@ -435,7 +435,7 @@ def test_a_disk_that_fills_up_is_told_and_the_same_command_goes_on(tree: Path, t
         with pytest.raises(OutputError, match=r"the shards need about [0-9.]+ kB, and [0-9.]+ kB are free"):
             convert(plan)
         disk.make_room()
-        assert convert(plan).kept == 1
+        assert convert(plan).skipped == 1
         assert digests(disk.path / "out") == digests(tmp_path / "whole")
 
 
@@ -489,7 +489,7 @@ def test_a_process_that_is_killed_is_told_and_the_rest_can_go_on(tree: Path, tmp
             conversion.convert(plan, "pictures", processes=2, wrote=wrote)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert convert(plan).kept >= 1
+    assert convert(plan).skipped >= 1
     assert open_shards(str(tmp_path)).samples == 90
 
 

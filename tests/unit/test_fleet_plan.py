@@ -25,7 +25,7 @@ from embq.core.queue.scripts import load_scripts
 from tests.e2e.session import write_shards, write_texts
 
 ROOT = Path(__file__).parents[2]
-LAION = ["--images", "5.85e9", "--bytes-per-image", "30000", "-m", "open_clip:ViT-L-14"]
+LAION = ["--image-count", "5.85e9", "--bytes-per-image", "30000", "-m", "open_clip:ViT-L-14"]
 
 
 def told(*arguments: str | Path, broker: str = "") -> str:
@@ -158,7 +158,9 @@ def test_inputs_are_counted_by_planning_them(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_limit_is_told_with_what_would_end_it(words: str, limit: str, remedy: str) -> None:
-    found = plan("--images", "1e9", "--bytes-per-image", "30000", "-m", "open_clip:ViT-B-32", "--gpus", *words.split())
+    found = plan(
+        "--image-count", "1e9", "--bytes-per-image", "30000", "-m", "open_clip:ViT-B-32", "--gpus", *words.split()
+    )
     assert (found["limit"], found["sentence"].partition(":")[0]) == (limit, limit)
     assert remedy in found["sentence"]
     assert found["rows_per_s"] == found["limits"][limit] == min(one for one in found["limits"].values() if one)
@@ -167,16 +169,16 @@ def test_the_limit_is_told_with_what_would_end_it(words: str, limit: str, remedy
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        ("--images 1 --bytes-per-image 1 -m stub:8 --gpus 8xFOO", UsageError, "is not a number of known cards"),
+        ("--image-count 1 --bytes-per-image 1 -m stub:8 --gpus 8xFOO", UsageError, "is not a number of known cards"),
         (
-            "--images 1 --bytes-per-image 1 -m stub:8 --gpus H100",
+            "--image-count 1 --bytes-per-image 1 -m stub:8 --gpus H100",
             UsageError,
             "the speed of stub:8 on H100 is not known",
         ),
-        ("--images 1 -m stub:8 --gpus H100", UsageError, "the rows are not clear"),
-        ("--images 1 --bytes-per-image 1 -m stub:8 --gpus V100 --precision bf16", UsageError, "computes in bf16"),
+        ("--image-count 1 -m stub:8 --gpus H100", UsageError, "the rows are not clear"),
+        ("--image-count 1 --bytes-per-image 1 -m stub:8 --gpus V100 --precision bf16", UsageError, "computes in bf16"),
         (
-            "--images 1 --bytes-per-image 1 -m stub:8 --gpus H100 --prices none.toml",
+            "--image-count 1 --bytes-per-image 1 -m stub:8 --gpus H100 --prices none.toml",
             UsageError,
             "no price of each card",
         ),

@@ -133,7 +133,7 @@ def test_a_device_that_was_given_up_shows_in_the_status_of_the_fleet() -> None:
     device = Device(device="cuda:1", name="NVIDIA L4", state="given_up", worker="", why="it is full; make room")
     service = Service(name="s", role="worker", host="box", pid=1, version="1", devices=(device,))
     assert wire.read(Service, wire.write(service), what="report") == service
-    machines = Machines(heard=[Heard(service=service, last_ms=0, silent_s=0.0)])
+    machines = Machines(reports=[Heard(service=service, last_ms=0, silent_s=0.0)])
     assert machines.given_up() == [
         "box has given up cuda:1 (NVIDIA L4), until the worker there is started again: it is full; make room"
     ]

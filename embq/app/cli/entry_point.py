@@ -53,7 +53,7 @@ VERBS = {
     "autofaiss": ("embq.compat.autofaiss", "Run published commands of autofaiss."),
     "broker": ("embq.app.verbs.broker", "Make users, passwords and certificates for a broker."),
     "fleet": ("embq.app.verbs.fleet", "Start, show, drain and end workers on many machines."),
-    "plan": ("embq.app.verbs.plan", "Tell time, cost and needs of a run on devices, before they are there."),
+    "plan": ("embq.app.verbs.plan", "Tell time, cost and needs of a run on planned devices."),
     "producer": ("embq.app.verbs.services:producer", "Run the resident feeder."),
     "worker": ("embq.app.verbs.services:worker", "Run one worker process per device."),
     "writer": ("embq.app.verbs.services:writer", "Run the single writer."),

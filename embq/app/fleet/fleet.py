@@ -31,7 +31,9 @@ class Fleet:
 
     def __init__(self, name: str, secrets: Path, settings: Settings, launcher: Launcher, wanted: Sequence[str]) -> None:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"--name {name}: this names no fleet", next_step="20 letters, digits and hyphens at most")
+            raise UsageError(
+                f"--fleet-name {name}: this names no fleet", next_step="20 letters, digits and hyphens at most"
+            )
         if not (secrets / "broker" / accounts.USERS).exists():
             raise ConfigError(
                 f"{secrets} has no users of a broker", next_step=f"embq broker init {secrets}, or --secrets DIR"

@@ -70,7 +70,7 @@ class SlurmLauncher:
         each = "\n".join(lines.get(index, "") for index in range(max(lines) + 1))
         if len(each) > MOST_BYTES:
             many = f"{len(lines)} machines are too many for one fleet on Slurm"
-            raise UsageError(many, next_step="start several, each with a --name")
+            raise UsageError(many, next_step="start several, each with a --fleet-name")
         folder = fleet_folder(self._fleet)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = srun(python("-m", "embq.app.fleet.member", "run", executable=self._python), nodes=1, tasks=1)

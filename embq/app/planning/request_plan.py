@@ -102,7 +102,9 @@ def _load(request: Request, named: Named) -> tuple[Load, str]:
     else:
         found = estimate(request)
         if not found.rows:
-            raise InputError("the rows of the inputs are not known: no unit could be read", next_step="name --images")
+            raise InputError(
+                "the rows of the inputs are not known: no unit could be read", next_step="name --image-count"
+            )
         config, rows, unit_rows, bytes_each = (
             found.config,
             found.rows,

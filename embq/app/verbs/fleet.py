@@ -37,8 +37,10 @@ def command() -> None:
 
 _where = option_group(
     section("Machines"),
-    option("--launcher", type=click.Choice(LAUNCHERS), help="Engine that starts the workers.  [ssh with --hosts]"),
-    option("--name", default="fleet", metavar="NAME", help="Name of the fleet, part of its users' names."),
+    option("--launcher", type=click.Choice(LAUNCHERS), help="Launcher of the workers.  [ssh with --hosts]"),
+    option(
+        "--fleet-name", "name", default="fleet", metavar="NAME", help="Name of the fleet, part of its users' names."
+    ),
     option(
         "--hosts",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -49,7 +51,9 @@ _where = option_group(
     option("--machines", "count", type=click.IntRange(min=1), metavar="N", help="Machines that `up` is to start."),
     option("--sbatch", default="", metavar="OPTIONS", help="Options of sbatch: '--partition gpu --gpus-per-node 8'."),
     option("--ray-address", default="auto", metavar="HOST:PORT", help="Head of the Ray cluster."),
-    option("--gpus", type=click.IntRange(min=0), default=1, metavar="N", help="GPUs of each machine on Ray."),
+    option(
+        "--gpus-per-machine", "gpus", type=click.IntRange(min=0), default=1, metavar="N", help="GPUs of each on Ray."
+    ),
     option("--remote-python", default="", metavar="PATH", help="Python interpreter with embq on the machines.  [ours]"),
     option(
         "--secrets",

@@ -26,8 +26,8 @@ from embq.core.errors import UsageError
 @option("--storage-gbps", "gbps", type=click.FloatRange(min=0), default=0.0, help="Gbit/s of the storage.  [no limit]")
 @option("--prices", type=click.Path(), help="TOML file with the price of an hour of each card: H100 = 2.5.")
 @section("Rows without INPUT")
-@option("--images", type=click.FloatRange(min=1), help="Number of images.")
-@option("--texts", type=click.FloatRange(min=1), help="Number of texts.")
+@option("--image-count", "images", type=click.FloatRange(min=1), help="Number of images.")
+@option("--text-count", "texts", type=click.FloatRange(min=1), help="Number of texts.")
 @option("--bytes-per-image", "--bytes-per-text", "bytes_each", type=click.FloatRange(min=1), help="Mean size of one.")
 @content_options
 @broker_option
@@ -35,8 +35,8 @@ from embq.core.errors import UsageError
 def command(inputs: tuple[str, ...], gpus: str, prices: str | None, broker: str, as_json: bool, **options: Any) -> None:
     """Tell time, cost, limit and needs of a run on devices that need not be there. Nothing is written or sent.
 
-    INPUT is counted as by `embq run --dry-run`, or named by --images or --texts. Speeds are those that the broker or
-    this machine has measured, else those of an H100, scaled to the card. Each figure names its source.
+    INPUT is counted as by `embq run --dry-run`, or --image-count or --text-count names its rows. Speeds are those that
+    the broker or this machine has measured, else those of an H100, scaled to the card. Each figure names its source.
     """
     from embq.app.cli.authorization import configured_broker
     from embq.app.cli.run_options import request_from
@@ -48,7 +48,7 @@ def command(inputs: tuple[str, ...], gpus: str, prices: str | None, broker: str,
     if bool(inputs) + bool(images) + bool(texts) != 1 or bool(inputs) == bool(bytes_each):
         raise UsageError(
             "the rows are not clear",
-            next_step="name INPUT, or --images and --bytes-per-image, or --texts and --bytes-per-text",
+            next_step="name INPUT, or --image-count and --bytes-per-image, or --text-count and --bytes-per-text",
         )
     named = None if inputs else ("image" if images else "text", images or texts, bytes_each)
     cards, client = cards_of(gpus), configured_broker(settings_with(broker))

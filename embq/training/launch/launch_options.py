@@ -52,10 +52,10 @@ class Where:
         click.Choice(LAUNCHERS),
         default=None,
     )
-    hosts: tuple[str, ...] = option((), "Train on these hosts together, over ssh: a,b.", default="", metavar="LIST")
+    hosts: tuple[str, ...] = option((), "Hosts to train on together, over ssh: a,b.", default="", metavar="LIST")
     ray_address: str = option(
         "",
-        "Train on the Ray cluster with this head; auto for the one of this machine, local to start one.",
+        "Head of the Ray cluster to train on; auto for the one of this machine, local to start one.",
         metavar="HOST:PORT",
     )
     max_restarts: int = option(
