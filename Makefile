@@ -92,11 +92,12 @@ uptime: install   ## services under poisoned records of a laptop, a worker and a
 hashes: install   ## deploy/hashes.txt, which the images are installed by, from constraints.txt
 	$(BIN)/python deploy/requirements.py --hashes
 
-check: install   ## lint, types, architecture
+check: install   ## lint, types, architecture, names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.support.words embq
 	$(SITE) --quiet
 
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

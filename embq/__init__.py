@@ -224,7 +224,7 @@ def add_to_index(
     """Add the rows of `source` that its index lacks, without training again, as `embq index add` does.
 
     Args:
-        source, output: as of `build_index`; or the folder of the index alone, for rows from where it was built from.
+        source, output: as of `build_index`; or the folder of the index alone, for rows of what it was built from.
         options: those of `embq index add` with underscores, such as `drop_invalid=True`.
 
     Returns the index, open. Raises what `embq index add` ends with.
@@ -238,7 +238,7 @@ def add_to_index(
 def _texts(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
     from os import PathLike
 
-    return [str(one) for one in ([source] if isinstance(source, str | PathLike) else source)]
+    return [str(item) for item in ([source] if isinstance(source, str | PathLike) else source)]
 
 
 def search(
@@ -274,12 +274,12 @@ def search(
         where: conditions that all results satisfy: texts as `embq search --where` takes them, or (column, operator,
             value). Operators are = != < <= > >= contains in.
         offset: results to skip, for the next page.
-        name: which index of a server, where it serves several.
+        name: which index of a server, if it serves several.
         vector_name: which of the vectors of a run, where several are indexed.
         nprobe: inverted lists to search; None for the tuned number.
         refine: False skips re-ranking by full vectors.
         prompt_name, prompt: the prompt before the text: its name in the model, or the prompt itself.
-        model: spec of the model, where it is not where the run had it; it must be the same model.
+        model: spec of the model, if it is not where the run had it; it must be the same model.
 
     One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
     and a next step.

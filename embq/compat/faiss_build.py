@@ -26,7 +26,7 @@ from embq.indexer.collection.parts import path_of
 from embq.indexer.collection.remote import RemotePath, located
 from embq.indexer.faiss_file import FaissExport, FaissFile
 from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.files import alone, read_json, to_json, write_by_faiss
+from embq.indexer.index_files.files import index_lock, read_json, to_json, write_by_faiss
 from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes
 from embq.indexer.plan.codec_choices import lists_for
 from embq.indexer.plan.codecs import codec
@@ -65,7 +65,7 @@ def workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
         folder = parent / f".{name}.embq" if resumable else Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
     except OSError as error:
         raise output_error(error, parent) from error
-    with alone(folder):
+    with index_lock(folder):
         try:
             yield folder
         except BaseException as error:

@@ -61,7 +61,7 @@ class FaissExport:
     Attributes:
         version: that was exported.
         nprobe: lists that a search looks at by default; it is written in the files.
-        k_factor: times k candidates that `embq search` re-ranks by stored vectors; 1 where it re-ranks nothing.
+        k_factor: times k candidates that `embq search` re-ranks by stored vectors; 1 if it re-ranks nothing.
         refine: whether faiss re-ranks them too, by the vectors in the file.
         distance: of the answers of faiss: "cosine", "inner product", or "squared distance", which is 2 - 2 cosine for
             vectors of length 1.
@@ -88,13 +88,13 @@ def write_faiss_file(
         index: folder of the index, see `embq.indexer.index_files.version.resolve_index`.
         path: of the file. Of several files, it is followed by their number from 0 on, as autofaiss names them.
         shards: number of files, each with a range of the lists and about as many rows: the best answers of all
-            together are those of the whole. Fewer where there are not so many lists.
+            together are those of the whole. Fewer if there are fewer lists.
         overwrite: whether existing files are replaced; of several files all numbered ones, whatever their number.
         refine: whether the vectors by which `embq search` re-ranks are in the file too, where the index keeps such:
             faiss answers as exactly then, and holds 2 bytes per dimension and id more in memory. One file only.
             Answers are cosines then, also of an index of whole vectors, `Flat`.
 
-    Raises InputError `no_index` where there is no finished index, UsageError where a file exists, OutputError where a
+    Raises InputError `no_index` if there is no finished index, UsageError if a file exists, OutputError if a
     file of the index is damaged or the disk refuses.
     """
     if refine and shards > 1:
@@ -165,39 +165,39 @@ def _distance(metric: str, *, cosines: bool) -> str:
 
 
 def faiss_paths(path: Path, shards: int) -> list[Path]:
-    """The names of so many files, as autofaiss gives them: `knn.index`, or `knn.index0` and so on."""
+    """The names of the files of an export, as autofaiss gives them: `knn.index`, or `knn.index0` and so on."""
     if shards == 1:
         return [path]
     return [path.with_name(f"{path.name}{number:0{len(str(shards))}}") for number in range(shards)]
 
 
 def refuse_existing(path: Path, shards: int, *, overwrite: bool) -> None:
-    """UsageError where one of the files of an export exists, and may not be replaced; of several any numbered file."""
+    """UsageError if one of the files of an export exists, and may not be replaced; of several any numbered file."""
     paths = faiss_paths(path, shards)
-    for one in paths if shards == 1 else sorted(_numbered(path).union(paths)):
-        if one.is_dir():
-            raise UsageError(f"{one} is a folder", next_step="give the name of a file")
-        if not overwrite and one.exists():
-            raise UsageError(f"{one} exists", next_step="give another name, or add --overwrite")
+    for existing in paths if shards == 1 else sorted(_numbered(path).union(paths)):
+        if existing.is_dir():
+            raise UsageError(f"{existing} is a folder", next_step="give the name of a file")
+        if not overwrite and existing.exists():
+            raise UsageError(f"{existing} exists", next_step="give another name, or add --overwrite")
 
 
 def _numbered(path: Path) -> set[Path]:
     """The files with a number behind this name."""
-    return {one for one in _siblings(path, "[0-9]+") if one.is_file()}
+    return {sibling for sibling in _siblings(path, "[0-9]+") if sibling.is_file()}
 
 
 def _sweep(path: Path) -> None:
     """Remove the temporary files of exports to this name that were killed; those of running ones are locked."""
-    for one in _siblings(path, r"[0-9]*\.[0-9a-f]{8}", before="."):
-        with suppress(OSError, OutputError), beneath.reader(one.parent, one.name) as file:
+    for sibling in _siblings(path, r"[0-9]*\.[0-9a-f]{8}", before="."):
+        with suppress(OSError, OutputError), beneath.reader(sibling.parent, sibling.name) as file:
             if try_lock(file):
-                one.unlink()
+                sibling.unlink()
 
 
-def _siblings(path: Path, behind: str, before: str = "") -> list[Path]:
-    """What is beside a path under its name between `before` and what matches the pattern `behind`."""
+def _siblings(path: Path, behind: str, prefix: str = "") -> list[Path]:
+    """What is beside a path under its name between `prefix` and what matches the pattern `behind`."""
     names = os.listdir(path.parent) if path.parent.is_dir() else []
-    return [path.with_name(name) for name in names if re.fullmatch(re.escape(before + path.name) + behind, name)]
+    return [path.with_name(name) for name in names if re.fullmatch(re.escape(prefix + path.name) + behind, name)]
 
 
 class _Source:
@@ -205,7 +205,7 @@ class _Source:
 
     Attributes:
         nprobe: lists that tuning chose to look at.
-        k_factor: times k candidates that tuning chose to re-rank; 1 where there are no vectors for that.
+        k_factor: times k candidates that tuning chose to re-rank; 1 if there are no vectors for that.
         cosines: whether codes are the vectors themselves, of length 1, so that faiss can compare by cosines.
         sizes: rows of each list that are not deleted, int64 (lists,).
     """
@@ -215,29 +215,29 @@ class _Source:
         self._template = Template.read(version.trained.check(version.index))
         self._deleted = deleted_bits(version) if version.deleted > version.dropped else None
         self._files = [
-            (one.first, opened.enter_context(ListsBytes(one.check(version.index), one.last - one.first)))
+            (file.first, opened.enter_context(ListsBytes(file.check(version.index), file.last - file.first)))
             for group in version.groups
-            for one in group
+            for file in group
         ]
         self._rows = [
-            opened.enter_context(open(one.check(version.index), "rb"))  # noqa: SIM115 - closed by the caller
-            for one in version.rows
+            opened.enter_context(open(file.check(version.index), "rb"))  # noqa: SIM115 - closed by the caller
+            for file in version.rows
         ]
         self.k_factor = version.search.get("k_factor", 1) if version.rows else 1
         self.cosines = version.plan.metric == "cosine" and version.plan.codec == "Flat"
         self.nprobe = min(self._template.nlist, version.search.get("nprobe", 1))
         self.sizes = np.zeros(self._template.nlist, np.int64)
         for first, lists in self._files:
-            self.sizes[first : first + len(lists.sizes)] += self._kept_sizes(lists)
+            self.sizes[first : first + len(lists.sizes)] += self._live_sizes(lists)
         if (rows := int(self.sizes.sum())) != version.n:
             raise damaged(f"the lists of {version.path} hold {rows:,} rows, its record says {version.n:,}")
 
-    def _kept_sizes(self, lists: ListsBytes) -> np.ndarray:
+    def _live_sizes(self, lists: ListsBytes) -> np.ndarray:
         """Rows of each list that are not deleted."""
         if self._deleted is None:
             return lists.sizes
         return np.array(
-            [sum(int(self._kept(*piece).sum()) for piece in self._pieces(lists, at)) for at in range(len(lists.sizes))]
+            [sum(int(self._live(*piece).sum()) for piece in self._pieces(lists, at)) for at in range(len(lists.sizes))]
         )
 
     def _pieces(self, lists: ListsBytes, at: int) -> Iterator[tuple[ListsBytes, int, int, int]]:
@@ -245,15 +245,15 @@ class _Source:
         size, step = int(lists.sizes[at]), max(1, COPY_BYTES // max(ID_BYTES, lists.code_size))
         return ((lists, at, first, min(step, size - first)) for first in range(0, size, step))
 
-    def _kept(self, lists: ListsBytes, at: int, first: int, count: int) -> Any:
+    def _live(self, lists: ListsBytes, at: int, first: int, count: int) -> Any:
         """Index of the rows of a piece that are not deleted."""
         return slice(None) if self._deleted is None else ~is_set(self._deleted, lists.ids(at, first, count))
 
     def shards(self, count: int) -> list[tuple[int, int]]:
         """Ranges of lists, from the first to before the last, of about as many rows each, and at most `count`."""
         ends = np.cumsum(self.sizes)
-        wanted = ends[-1] * np.arange(1, count) / count
-        cuts = sorted({int(cut) for cut in np.searchsorted(ends, wanted) + 1} - {len(ends)})
+        targets = ends[-1] * np.arange(1, count) / count
+        cuts = sorted({int(cut) for cut in np.searchsorted(ends, targets) + 1} - {len(ends)})
         return list(zip([0, *cuts], [*cuts, len(ends)], strict=True))
 
     def write(self, path: Path, first: int, last: int, *, refine: bool) -> None:
@@ -293,9 +293,9 @@ class _Source:
             for piece in self._pieces(lists, number - first)
         ]
         for lists, *piece in pieces:
-            file.write(np.ascontiguousarray(lists.codes(*piece)[self._kept(lists, *piece)]).data)
+            file.write(np.ascontiguousarray(lists.codes(*piece)[self._live(lists, *piece)]).data)
         for lists, *piece in pieces:
-            file.write(np.ascontiguousarray(lists.ids(*piece)[self._kept(lists, *piece)]).data)
+            file.write(np.ascontiguousarray(lists.ids(*piece)[self._live(lists, *piece)]).data)
 
     def _refine_bytes(self) -> tuple[bytes, bytes, bytes]:
         """Bytes of an index that re-ranks: before the one that finds candidates, before the vectors, and behind."""
@@ -303,10 +303,10 @@ class _Source:
         metric = module.METRIC_L2 if plan.metric == "l2" else module.METRIC_INNER_PRODUCT
         inner = module.IndexFlat(plan.dim, metric)
         rows = module.IndexScalarQuantizer(plan.dim, module.ScalarQuantizer.QT_fp16, metric)
-        whole = module.IndexRefine(inner, rows)
+        refined = module.IndexRefine(inner, rows)
         # faiss compares ids with its number of rows, so that counts deleted ones.
-        whole.k_factor, whole.ntotal, rows.ntotal = self.k_factor, self.version.next_id, self.version.next_id
-        head, _, tail = module.serialize_index(whole).tobytes().partition(module.serialize_index(inner).tobytes())
+        refined.k_factor, refined.ntotal, rows.ntotal = self.k_factor, self.version.next_id, self.version.next_id
+        head, _, tail = module.serialize_index(refined).tobytes().partition(module.serialize_index(inner).tobytes())
         # The last are the number of bytes of the vectors, none yet, and the factor.
         if tail[-12:-4] != bytes(8):
             raise _unknown_form()

@@ -22,12 +22,12 @@ MOST_BYTES = 1 << 46
 
 @cache
 def faiss() -> ModuleType:
-    """The module; ConfigError where it is not installed, or twice."""
-    found = [name for name in DISTRIBUTIONS if _installed(name)]
-    if len(found) > 1:
+    """The module; ConfigError if it is not installed, or twice."""
+    installed = [name for name in DISTRIBUTIONS if _installed(name)]
+    if len(installed) > 1:
         raise ConfigError(
-            f"{' and '.join(found)} are both installed, and overwrite each other's files",
-            next_step=f"pip uninstall {' '.join(found)}, then pip install 'embq[index]' or 'embq[index-gpu]'",
+            f"{' and '.join(installed)} are both installed, and overwrite each other's files",
+            next_step=f"pip uninstall {' '.join(installed)}, then pip install 'embq[index]' or 'embq[index-gpu]'",
             code="two_faiss",
         )
     try:
@@ -57,15 +57,15 @@ def matrix_products(dim: int) -> Iterator[None]:
     faiss 1.15 does so from 128,000 / dim queries on, and takes eight times as long for 200 queries of 128 dimensions.
     """
     variables = faiss().cvar
-    before = getattr(variables, "distance_compute_blas_threshold", None)
-    if before is None:
+    threshold = getattr(variables, "distance_compute_blas_threshold", None)
+    if threshold is None:
         yield
         return
-    variables.distance_compute_blas_threshold = min(before, FEW_QUERIES * dim)
+    variables.distance_compute_blas_threshold = min(threshold, FEW_QUERIES * dim)
     try:
         yield
     finally:
-        variables.distance_compute_blas_threshold = before
+        variables.distance_compute_blas_threshold = threshold
 
 
 def _installed(name: str) -> bool:

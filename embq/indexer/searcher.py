@@ -36,7 +36,7 @@ class SearchResult:
     """Answers, best first.
 
     Attributes:
-        ids: int64 (queries, k); -1 where there are no more.
+        ids: int64 (queries, k); -1 if there are no more.
         scores: float32 (queries, k). Cosines for vectors of length 1, inner products with metric "ip"; with "l2"
             squared distances, of which the smallest is the best. What belongs to no row is -inf, or inf.
     """
@@ -62,14 +62,14 @@ class Searcher:
         index = version.index
         self._template = Template.read(version.trained.check(index))
         mapped = memory == "mmap"
-        # Several groups are copied into one where they are loaded: read from their files, they are in memory once.
+        # Several groups are copied into one when they are loaded: read from their files, they are in memory once.
         in_files = mapped or len(version.groups) > 1
         groups = [
             [
-                read_lists(one.check(index), mapped=in_files)
+                read_lists(file.check(index), mapped=in_files)
                 if at in _of_piece(len(group), piece)
-                else empty_lists(one.last - one.first, self._template.code_size)
-                for at, one in enumerate(group)
+                else empty_lists(file.last - file.first, self._template.code_size)
+                for at, file in enumerate(group)
             ]
             for group in version.groups
         ]
@@ -79,14 +79,14 @@ class Searcher:
             packed(self._template)
         self._rows = RowsFiles(version, self.dim) if version.rows else None
         # Opened here and not when it is first asked for: by then its files may have been swept away.
-        self._identity = Identity.open([(one.check(index), one.first_id, one.rows) for one in version.identity])
-        self._whole = piece[1] == 1
+        self._identity = Identity.open([(file.check(index), file.first_id, file.rows) for file in version.identity])
+        self._has_all_lists = piece[1] == 1
         self._bits = None
         self._selector = None
         if version.deleted_file is not None:
             self._bits = np.zeros(-(-version.next_id // 8), np.uint8)
-            known = np.fromfile(version.deleted_file.check(index), np.uint8)[: len(self._bits)]
-            self._bits[: len(known)] = known
+            stored = np.fromfile(version.deleted_file.check(index), np.uint8)[: len(self._bits)]
+            self._bits[: len(stored)] = stored
         if self._bits is not None and version.deleted > version.dropped:
             inner = faiss().IDSelectorBitmap(self._bits)
             self._selector = faiss().IDSelectorNot(inner)
@@ -110,11 +110,11 @@ class Searcher:
             piece: (i, k): only the i-th of k pieces of the lists, for a machine that has no room for all of them. The
                 best answers of all k pieces together are those of the whole.
 
-        Raises InputError where there is none, OutputError where a file of it is missing or damaged.
+        Raises InputError if there is none, OutputError if a file of it is missing or damaged.
         """
         if version is not None:
             return cls(read_version(index, version), memory=memory, threads=threads, piece=piece)
-        return open_current(index, lambda found: cls(found, memory=memory, threads=threads, piece=piece))
+        return open_current(index, lambda current: cls(current, memory=memory, threads=threads, piece=piece))
 
     @property
     def dim(self) -> int:
@@ -133,7 +133,7 @@ class Searcher:
 
     @property
     def refines(self) -> bool:
-        """True where it can re-rank by the vectors themselves."""
+        """True if it can re-rank by the vectors themselves."""
         return self._rows is not None
 
     def search(
@@ -160,7 +160,7 @@ class Searcher:
         Few rows to choose `among` are compared one by one, where the index has their vectors. For more of them the
         number of lists grows as their share falls, and then until the best rows settle.
 
-        Raises InputError `wrong_dimension` where the vectors have another length than the rows.
+        Raises InputError `wrong_dimension` if the vectors have another length than the rows.
         """
         queries, k = np.ascontiguousarray(vectors, dtype=np.float32), int(k)  # faiss takes no number of numpy
         nprobe = None if nprobe is None else int(nprobe)
@@ -173,39 +173,39 @@ class Searcher:
         defaults = self.version.search
         factor = k_factor or defaults.get("k_factor", 1)
         reranks = self._rows is not None and refine is not False and factor > 1
-        one_by_one = self._rows is not None and self._whole and refine is not False and nprobe is None
+        one_by_one = self._rows is not None and self._has_all_lists and refine is not False and nprobe is None
         if one_by_one and among is not None and among.ids is not None:
             ids = self._with_direction(among.ids)
             return _padded(*self._reranked(queries, np.tile(ids, (len(queries), 1)), k), k, self._worst)
         # The nearest of some rows are farther away than the nearest of all, and codes tell them apart less well.
         factor = factor if among is None or k_factor else 2 * factor
-        wanted = max(1, min(k * factor if reranks else k, self.version.next_id))
+        depth = max(1, min(k * factor if reranks else k, self.version.next_id))
         set_threads(self.threads)
-        distances, ids = self._probed(queries, wanted, k, nprobe, among, fill)
+        distances, ids = self._probed(queries, depth, k, nprobe, among, fill)
         if reranks and self._rows is not None:
             return _padded(*self._reranked(queries, ids, k), k, self._worst)
         return _padded(ids, self._scores(distances), k, self._worst)
 
     def _probed(
-        self, queries: np.ndarray, wanted: int, k: int, nprobe: int | None, among: Selection | None, fill: bool
+        self, queries: np.ndarray, depth: int, k: int, nprobe: int | None, among: Selection | None, fill: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Distances and ids of the `wanted` best rows by their codes, and of at least k where there are so many."""
+        """Distances and ids of the `depth` best rows by their codes, and of at least k if there are as many."""
         probes = nprobe or self.version.search.get("nprobe", 1)
-        selector, there, grows = self._selector, self.n, nprobe is None and (fill or among is not None)
+        selector, matching, grows = self._selector, self.n, nprobe is None and (fill or among is not None)
         if among is not None:
-            selector, there = faiss().IDSelectorBitmap(among.bits), among.count
-            probes = math.ceil(probes * self.n / max(1, there)) if grows else probes
-        seen = self._template.transformed(queries)
-        before: np.ndarray | None = None
+            selector, matching = faiss().IDSelectorBitmap(among.bits), among.count
+            probes = math.ceil(probes * self.n / max(1, matching)) if grows else probes
+        transformed = self._template.transformed(queries)
+        previous: np.ndarray | None = None
         while True:
             probes = min(self.nlist, probes)
             parameters = faiss().SearchParametersIVF(nprobe=probes, sel=selector)
-            distances, ids = self._template.ivf.search(seen, wanted, params=parameters)
-            enough = (ids >= 0).sum(axis=1).min(initial=k) >= min(k, there)
-            settled = among is None or (before is not None and _settled(before, ids[:, :k]))
+            distances, ids = self._template.ivf.search(transformed, depth, params=parameters)
+            enough = (ids >= 0).sum(axis=1).min(initial=k) >= min(k, matching)
+            settled = among is None or (previous is not None and _settled(previous, ids[:, :k]))
             if not grows or probes == self.nlist or (enough and settled):
                 return distances, ids
-            before, probes = ids[:, :k], MORE_LISTS * probes
+            previous, probes = ids[:, :k], MORE_LISTS * probes
 
     @property
     def _worst(self) -> float:
@@ -236,13 +236,13 @@ class Searcher:
         """The ids without those of rows that are in no list: their vectors are `faults`."""
         if not self.version.excluded or self._rows is None:
             return ids
-        kept: np.ndarray = ids[~faults(self._rows.read(ids), self.version.plan.metric)]
-        return kept
+        valid: np.ndarray = ids[~faults(self._rows.read(ids), self.version.plan.metric)]
+        return valid
 
     def select(self, conditions: Iterable[Condition]) -> Selection:
         """The rows that satisfy all conditions, for `search`. Selections that were made last are kept.
 
-        Raises InputError `no_column` and `bad_filter` where a condition does not fit the columns.
+        Raises InputError `no_column` and `bad_filter` if a condition does not fit the columns.
         """
         return self._selections.of(conditions)
 
@@ -259,13 +259,13 @@ class Searcher:
     def vectors(self, ids: np.ndarray) -> np.ndarray:
         """Vectors of rows, float32 (n, dim): what re-ranking uses, or what the code of a row stands for.
 
-        Raises InputError where the index keeps neither.
+        Raises InputError if the index keeps neither.
         """
-        wanted = np.asarray(ids, np.int64)
+        row_ids = np.asarray(ids, np.int64)
         if self._rows is not None:
-            return self._rows.read(wanted)
+            return self._rows.read(row_ids)
         try:
-            return self._template.decoded(wanted)
+            return self._template.decoded(row_ids)
         except RuntimeError as error:
             raise InputError(
                 "the index keeps no vectors of its rows", next_step="build it with --refine fp16", code="no_vectors"
@@ -274,7 +274,7 @@ class Searcher:
     def vectors_of(self, ids: np.ndarray) -> np.ndarray:
         """Vectors of rows, float32 (n, dim): of the index where it keeps them, else of what was indexed.
 
-        Raises InputError `no_vectors` where neither has them any more.
+        Raises InputError `no_vectors` if neither has them any more.
         """
         try:
             return self.vectors(ids)
@@ -283,8 +283,8 @@ class Searcher:
                 raise
             try:
                 ascending, places = np.unique(np.asarray(ids, np.int64), return_inverse=True)
-                found: np.ndarray = self.version.collection.read_rows_at(ascending)[places]
-                return found
+                vectors: np.ndarray = self.version.collection.read_rows_at(ascending)[places]
+                return vectors
             except EmbqError as missing:
                 raise InputError(
                     "the index keeps no vectors of its rows, and they cannot be read where they were: "
@@ -300,9 +300,9 @@ class Searcher:
         self._selections = Selections(self._identity, 0, None)
 
 
-def _settled(before: np.ndarray, now: np.ndarray) -> bool:
-    """True where more lists have changed one in a hundred of the best rows of a query, or fewer."""
-    new = [int(np.isin(ids, known, invert=True).sum()) for known, ids in zip(before, now, strict=True)]
+def _settled(previous: np.ndarray, now: np.ndarray) -> bool:
+    """True if more lists have changed one in a hundred of the best rows of a query, or fewer."""
+    new = [int(np.isin(ids, previous_ids, invert=True).sum()) for previous_ids, ids in zip(previous, now, strict=True)]
     most_new: int = now.shape[1] // 100
     return max(new, default=0) <= most_new
 

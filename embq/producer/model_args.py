@@ -229,7 +229,7 @@ def _number(described: Any, name: str) -> int | None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file; None where it cannot be read."""
+    """The JSON of a file; None if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

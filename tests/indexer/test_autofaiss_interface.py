@@ -20,7 +20,7 @@ import pytest
 from embq.app.cli.entry_point import cli, run
 from embq.compat.autofaiss import UNSUPPORTED, build_index, build_index_command
 from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
-from embq.indexer.index_files.files import alone
+from embq.indexer.index_files.files import index_lock
 from tests.indexer.indexes_that_grow import rows
 
 NAMES = [
@@ -189,7 +189,7 @@ def test_columns_of_parquet_files_are_written_with_the_ids(here: Path) -> None:
     with pytest.raises(UsageError, match="ids holds mine"):
         build("data", **options)
     assert (here / "knn.index").read_bytes() == b"mine", "it is refused before it builds"
-    with alone(here / ".knn.index.embq"), pytest.raises(TryLaterError, match="another embq process"):
+    with index_lock(here / ".knn.index.embq"), pytest.raises(TryLaterError, match="another embq process"):
         build("missing")
     shutil.rmtree(here / ".knn.index.embq")
     assert sorted(path.name for path in here.iterdir()) == ["data", "ids", "index_infos.json", "knn.index"]

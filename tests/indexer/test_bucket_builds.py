@@ -20,7 +20,7 @@ from embq.core.errors import AwayError, Exit, TryLaterError
 from embq.core.settings import cache_folder
 from embq.core.storage.objects import ObjectPath
 from embq.indexer.index_files import claim, remote
-from embq.indexer.index_files.files import LOCK, File, alone, to_json
+from embq.indexer.index_files.files import LOCK, File, index_lock, to_json
 from embq.indexer.index_files.publication import _announce, settle
 from embq.indexer.index_files.version import Version, find_current, read_current
 from embq.indexer.stages.report import PICTURE
@@ -182,7 +182,7 @@ def test_a_build_that_is_killed_at_any_request_goes_on_and_ends_equal(
 def test_two_builds_at_once_are_refused_and_a_dead_one_is_followed(
     data: Path, url: ObjectPath, wanted: Version, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with alone(url) as check:
+    with index_lock(url) as check:
         assert built(data, url) == Exit.TRY_LATER
         assert f"another embq process is at work on the index {url}" in capsys.readouterr().err
         check()
@@ -197,9 +197,9 @@ def test_two_builds_at_once_are_refused_and_a_dead_one_is_followed(
 def test_a_holder_without_a_sign_of_life_is_taken_over_and_told(
     url: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with alone(url) as check:
+    with index_lock(url) as check:
         monkeypatch.setattr(claim, "STALE_S", 0.0)
-        with alone(url) as later:
+        with index_lock(url) as later:
             later()
             with pytest.raises(TryLaterError, match="taken for dead"):
                 check()

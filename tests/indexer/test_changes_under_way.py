@@ -16,7 +16,7 @@ from embq.core.errors import OutputError, TryLaterError
 from embq.indexer import searcher
 from embq.indexer.change.compaction import compact
 from embq.indexer.change.deletes import delete
-from embq.indexer.index_files.files import alone
+from embq.indexer.index_files.files import index_lock
 from embq.indexer.index_files.version import current_name, read_current
 from embq.indexer.searcher import Searcher
 from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
@@ -161,5 +161,5 @@ def test_damage_that_no_publication_explains_is_told_at_once(built: Path, tmp_pa
     ],
 )
 def test_one_change_at_a_time(built: Path, change: Callable[[Path], object]) -> None:
-    with alone(built), pytest.raises(TryLaterError):
+    with index_lock(built), pytest.raises(TryLaterError):
         change(built)

@@ -12,7 +12,7 @@ import pytest
 from embq.core.errors import InputError, OutputError
 from embq.indexer.index_files.files import disk_error, to_json
 from embq.indexer.stages.build_dir import BuildDir
-from embq.indexer.stages.task import Made, Task, perform
+from embq.indexer.stages.task import StageResult, Task, perform
 from embq.indexer.stages.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
 
 
@@ -30,11 +30,11 @@ def unit(tmp_path: Path) -> IndexUnit:
 def stage_that_writes(text: str):
     """A stage function whose payload is `text`."""
 
-    def stage(task: Task) -> Made:
+    def stage(task: Task) -> StageResult:
         path, kept = task.temporary("txt"), task.temporary("kept.txt")
         path.write_text(text + str(task.spec["word"]))
         kept.write_text("kept")
-        return Made(work={"text": path}, kept={"kept": kept}, stats={"length": len(text)})
+        return StageResult(work={"text": path}, index_files={"kept": kept}, stats={"length": len(text)})
 
     return stage
 
@@ -62,7 +62,7 @@ def test_a_unit_that_is_done_is_not_done_again(unit: IndexUnit) -> None:
 def test_of_two_attempts_at_once_the_first_sidecar_stands_and_the_other_payload_goes(unit: IndexUnit) -> None:
     """Given an attempt that finishes while another one is at it, then both answer with the payload of the first."""
 
-    def overtaken(task: Task) -> Made:
+    def overtaken(task: Task) -> StageResult:
         assert do(unit, "first ") == "first spec"
         return stage_that_writes("second ")(task)
 
@@ -84,7 +84,7 @@ def test_a_payload_that_is_gone_or_cut_makes_its_unit_undone(unit: IndexUnit) ->
 def test_a_unit_that_cannot_be_done_leaves_no_sidecar(unit: IndexUnit) -> None:
     """Given a stage that refuses, then its error comes through and the unit stays undone."""
 
-    def refuse(task: Task) -> Made:
+    def refuse(task: Task) -> StageResult:
         raise InputError("not this", code="bad_vectors")
 
     with pytest.raises(InputError, match="not this"):

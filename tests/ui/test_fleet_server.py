@@ -44,7 +44,7 @@ from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
 from embq.core.storage.durable import try_lock
 from embq.core.units import Failure
-from embq.indexer.index_files.files import alone, note
+from embq.indexer.index_files.files import index_lock, note
 from examples.demo.collect import photographs
 from tests.e2e.served import Server, served
 from tests.e2e.session import run_of, started
@@ -650,12 +650,12 @@ def test_a_build_that_fails_or_is_killed_says_so_with_the_command_until_one_succ
 
 
 def test_a_look_at_a_build_keeps_nobody_from_the_index(tmp_path: Path) -> None:
-    with alone(tmp_path):
+    with index_lock(tmp_path):
         pass
     look = open(tmp_path / "_lock", "rb")  # noqa: SIM115 - the timer closes it
     assert try_lock(look, shared=True)
     threading.Timer(0.03, look.close).start()
-    with alone(tmp_path):
+    with index_lock(tmp_path):
         pass
 
 
@@ -673,16 +673,16 @@ def test_a_build_on_workers_is_shown_from_the_broker_and_waits_without_them(
     assert "adding rows: 2 of 12" in shown
     assert "<code>embq worker</code>" in shown
     ledger.claim(3, new_token("g", "worker"), lease_s=60, fingerprint="")
-    with alone(index):
+    with index_lock(index):
         note(index, stages={"sample": (1, 1), "add": (2, 12)})
         ((build,), shown) = builds_of(source)
         assert (build.state, list(build.attempt.stages)) == ("running", ["sample", "add"])
-    with pytest.raises(OutputError), alone(index):
+    with pytest.raises(OutputError), index_lock(index):
         raise OutputError("the disk is full", next_step="make room")
     own_client.delete(INDEXING)
     ((build,), shown) = builds_of(source)
     assert build.state == "failed"
     assert "the disk is full" in shown
-    with alone(index):
+    with index_lock(index):
         pass
     assert builds_of(source) == ([], "")

@@ -21,7 +21,7 @@ from embq.core.errors import EmbqError, Exit, InputError
 from embq.core.rows.spec import RowSpec
 from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
 from embq.indexer.atlas.projection import plane
-from embq.indexer.index_files.files import alone
+from embq.indexer.index_files.files import index_lock
 from embq.indexer.index_files.version import read_current
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl
@@ -280,7 +280,7 @@ def test_a_button_makes_the_map_where_actions_are_allowed(root: Path, tmp_path: 
         wait_until(lambda: "?token=" in server.command.stderr)
         page.goto(server.command.stderr.split("open ")[1].split()[0])
         page.goto(f"{server.url}/map")
-        with alone(index):
+        with index_lock(index):
             page.click("text=Make the map")
             page.get_by_text("The map was not made").wait_for()
             assert "error[" in (page.text_content(".notice") or "")

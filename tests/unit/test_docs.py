@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from embq.app.status.run_progress import RunProgress
 from embq.core.errors import Exit
 from embq.core.run.control import RunState
 from tests.support.outputs.build import build, write_jsonl
+from tests.support.words import ALLOWED, FUNCTIONS, findings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -377,3 +380,38 @@ def test_the_readers_snippet_of_the_tutorial_runs(tmp_path: Path, monkeypatch: p
     told = re.search(r"to_table\(\)  # (.+)", snippet)
     assert told is not None
     assert told[1].split(", ") == result.column_names
+
+
+PLANTED = '''"""Rows of a table; None where there is none."""
+
+
+def look(found: int) -> int:
+    """See `rows`."""
+    top, left = found, 1  # so many
+    return sum(one for one in (top, left))
+'''
+
+
+def test_make_check_names_each_banned_word_with_its_line_and_rule() -> None:
+    lines = [
+        re.fullmatch(r"embq/planted\.py:(\d+): (.+) is on the list of (.+)", line)
+        for line in findings("embq/planted.py", PLANTED)
+    ]
+    assert [(int(line[1]), line[2]) for line in lines if line] == [
+        (1, '"None where"'),
+        (4, "the name found"),
+        (4, "the name look"),
+        (6, '"so many"'),
+        (7, "the name one"),
+    ]
+    style = section((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "## Style")
+    assert {line[3] for line in lines if line} == {"CONTRIBUTING.md, Style 3 and 4"}
+    assert [word for word in FUNCTIONS.split("|") if f"`{word}`" not in style] == []
+
+
+def test_make_check_fails_at_a_banned_word_and_leaves_fields_of_formats_alone(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED, encoding="utf-8")
+    check = [sys.executable, "-m", "tests.support.words"]
+    assert subprocess.run([*check, tmp_path], cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode == 1
+    assert "-m tests.support.words embq\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [where for where, name in ALLOWED if findings(where, f"{name} = 1\n")] == []

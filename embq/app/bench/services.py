@@ -143,7 +143,7 @@ class Services:
         if self.identities_now() != self.identities:
             raise ConfigError(
                 "a process ended while it was measured and was replaced, so the figure would be wrong",
-                next_step="see with `embq run` what ends it; is there enough memory for so many workers?",
+                next_step="see with `embq run` what ends it; is there enough memory for this number of workers?",
             )
         if progress.rows + progress.failures != count:
             raise OutputError(

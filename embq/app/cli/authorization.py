@@ -90,7 +90,7 @@ def authorized_client(
 
 
 def configured_broker(settings: Settings) -> redis.Redis | None:
-    """A client of the configured broker, checked; None where none is configured."""
+    """A client of the configured broker, checked; None if none is configured."""
     from embq.core.broker.client import check, connect
 
     if not settings.broker_url:

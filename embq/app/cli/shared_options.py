@@ -215,13 +215,13 @@ def model_option(text: str, **settings: Any) -> Callable[[F], F]:
     return option("--model", "-m", shell_complete=complete_model, help=text, **{"metavar": "SPEC", **settings})
 
 
-def machine_workers_option(more: str = ".  [one per core, up to 8]", default: int | None = None) -> Callable[[F], F]:
-    """--workers, for verbs whose work is shared out over this machine; None where it is not given.
+def machine_workers_option(suffix: str = ".  [one per core, up to 8]", default: int | None = None) -> Callable[[F], F]:
+    """--workers, for verbs whose work is shared out over this machine; None if it is not given.
 
     Args:
-        more: end of its help.
+        suffix: end of its help.
     """
-    text = f"Worker processes on this machine{more}"
+    text = f"Worker processes on this machine{suffix}"
     return option("--workers", type=click.IntRange(min=1), default=default, help=text)
 
 

@@ -124,7 +124,7 @@ def _transport(address: BrokerAddress) -> Iterator[Check]:
     elif is_loopback(address.host):
         yield Check.passed("tls", "none, and none is needed on this machine")
     else:
-        detail = f"none: whoever listens in on the network of {address.host} reads everything"
+        detail = f"none: anyone who listens in on the network of {address.host} reads everything"
         fix = "use rediss:// with the certificate that `embq broker init` makes"
         yield Check.passed("tls", detail, fix if public_addresses(address.host) else "")
 

@@ -55,7 +55,7 @@ class CallUnit(LeasedUnit):
         hint = Hint(run=record.run, gen="", u=number, unit=unit)
         # There is no ledger: what would ask it is overridden.
         super().__init__(hint, record, cast(Ledger, None), f"call.{number}", attempts=0, poison=frozenset())
-        self.wanted = samples
+        self.requested = samples
         self.done = done
 
     def begin(self) -> bool:
@@ -104,7 +104,7 @@ class InProcess(Publisher):
             Meter(threads or cores()),
             self,
             prefetch=UNITS_AHEAD,
-            source=lambda unit: cast(CallUnit, unit).wanted,
+            source=lambda unit: cast(CallUnit, unit).requested,
         )
         self._pipeline.start()
 
@@ -230,7 +230,7 @@ def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple
     blocks, first = [np.empty((0, dim), np.float32)], 0
     failures: dict[int, Failure] = {}
     for unit in units:
-        block = np.full((len(unit.wanted), dim), np.nan, np.float32)
+        block = np.full((len(unit.requested), dim), np.nan, np.float32)
         vectors, ordinals = unit.vectors_of(output, dim)
         block[ordinals] = vectors
         failures |= {first + (failure.ordinal or 0): failure for failure in unit.failures}

@@ -29,7 +29,7 @@ class Fleet:
         wanted: machines that it is to have.
     """
 
-    def __init__(self, name: str, secrets: Path, settings: Settings, launcher: Launcher, wanted: Sequence[str]) -> None:
+    def __init__(self, name: str, secrets: Path, settings: Settings, launcher: Launcher, names: Sequence[str]) -> None:
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"--fleet-name {name}: this names no fleet", next_step="20 letters, digits and hyphens at most"
@@ -42,7 +42,7 @@ class Fleet:
         self._secrets = secrets
         self._settings = settings
         self._launcher = launcher
-        self._wanted = wanted
+        self._machines = names
         self._prefix = f"worker-{name}."
 
     def up(self, arguments: Sequence[str], *, drain_s: float, wait_s: float) -> Iterator[Check]:
@@ -54,7 +54,7 @@ class Fleet:
             arguments: options of `embq worker`.
             wait_s: longest time until a started worker reports to the broker.
         """
-        machines = self._wanted
+        machines = self._machines
         if not machines:
             raise UsageError("nothing says how many machines are meant", next_step="--machines N")
         had, url = self.named(()), required_url(self._settings)
@@ -137,20 +137,20 @@ class Fleet:
                     yield row
 
     def _states(self, machines: Sequence[str]) -> Iterator[Check]:
-        states, heard = self._launcher.states(machines), self._heard()
+        states, reporting = self._launcher.states(machines), self._reporting()
         for machine in list(machines):
             row = states.get(machine) or Check(machine, "fail", "not there", "embq fleet up")
-            state = "warn" if row.state == "ok" and machine not in heard else row.state
-            yield Check(machine, state, f"{row.detail}; {heard.get(machine, 'it does not report')}", row.fix)
+            state = "warn" if row.state == "ok" and machine not in reporting else row.state
+            yield Check(machine, state, f"{row.detail}; {reporting.get(machine, 'it does not report')}", row.fix)
 
-    def _heard(self) -> dict[str, str]:
+    def _reporting(self) -> dict[str, str]:
         """Machine -> its devices and their rates, of those that report to the broker."""
         with accounts.administrator(self._settings, self._secrets) as client:
             services = fleet_status(client).to_json()
         return {
-            one["host"]: f"embq {one['version']}, {one['state']}: " + ", ".join(map(_device, one["devices"]))
-            for one in services
-            if one["role"] == "worker"
+            row["host"]: f"embq {row['version']}, {row['state']}: " + ", ".join(map(_device, row["devices"]))
+            for row in services
+            if row["role"] == "worker"
         }
 
 

@@ -22,7 +22,7 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A machine of a fleet, as it is told how to work.
+    """A machine of a fleet, with what it needs to work.
 
     Attributes:
         fleet, name: of the fleet, and of the machine within it.
@@ -79,9 +79,9 @@ class AskingLauncher:
         install: machine -> the command that installs embq there.
     """
 
-    def __init__(self, fleet: str, ask: Ask, install: Callable[[str], str]) -> None:
+    def __init__(self, fleet: str, request: Ask, install: Callable[[str], str]) -> None:
         self._fleet = fleet
-        self._ask = ask
+        self._request = request
         self._install = install
 
     def start(self, members: Sequence[Member]) -> Iterable[Check]:
@@ -110,7 +110,7 @@ class AskingLauncher:
                 yield from rows
 
     def _rows(self, action: str, member: Member) -> list[Check]:
-        answer = self._ask(action, member)
+        answer = self._request(action, member)
         if isinstance(answer, Check):
             return [answer]
         if answer["embq"] != embq.__version__:
@@ -120,7 +120,7 @@ class AskingLauncher:
 
 
 def answer_in(text: str) -> dict[str, Any] | None:
-    """The last answer of `embq.app.fleet.member` in an output; None where there is none."""
+    """The last answer of `embq.app.fleet.member` in an output; None if there is none."""
     _, mark, answer = text.rpartition(MARK)
     return dict(json.loads(answer.partition("\n")[0])) if mark else None
 

@@ -54,10 +54,10 @@ def check(member: Member) -> Failed:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=CHECK_S)
         return [row for row in json.loads(done.stdout)["checks"] if row["state"] == "fail"]
     except subprocess.TimeoutExpired:
-        said = f"it has not ended within {CHECK_S:g} s"
+        detail = f"it has not ended within {CHECK_S:g} s"
     except ValueError:
-        said = " ".join(done.stderr.split())[-500:] or f"it ended with status {done.returncode}"
-    return [{"name": "check", "detail": said, "fix": "run `embq worker --check` there"}]
+        detail = " ".join(done.stderr.split())[-500:] or f"it ended with status {done.returncode}"
+    return [{"name": "check", "detail": detail, "fix": "run `embq worker --check` there"}]
 
 
 def become_worker(member: Member) -> NoReturn:
@@ -127,11 +127,11 @@ class LeftWorker:
         limit_s = self._member.drain_s + GRACE_S
         if self._ended(signal.SIGTERM, limit_s):
             return []
-        told = f"the worker has not ended within {limit_s:g} s"
-        return [{"name": "drain", "detail": told, "fix": "embq fleet down ends it"}]
+        detail = f"the worker has not ended within {limit_s:g} s"
+        return [{"name": "drain", "detail": detail, "fix": "embq fleet down ends it"}]
 
     def remove(self) -> Failed:
-        """End the worker, by force where it takes long, and remove its files."""
+        """End the worker, by force if it takes long, and remove its files."""
         if not self._ended(signal.SIGTERM, KILL_S):
             self._ended(signal.SIGKILL, KILL_S)
         remove_files(self._member.fleet, [self._member.name])

@@ -23,7 +23,7 @@ PLACE_S = 60.0
 class Node:
     """An actor that holds the GPUs of a machine, and asks `embq.app.fleet.member` on its node."""
 
-    def ask(self, action: str, order: str) -> tuple[str, str]:
+    def send(self, action: str, order: str) -> tuple[str, str]:
         """Standard output and error."""
         environment = child_environment()
         environment.pop("OMP_NUM_THREADS", None)  # Ray gives an actor one thread; a worker divides the cores itself
@@ -58,28 +58,28 @@ def ray_launcher(fleet: str, address: str, gpus: int) -> AskingLauncher:
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where}
         return ray.remote(Node).options(name=name, lifetime="detached", **options).remote()
 
-    def ask(action: str, member: Member) -> Mapping[str, Any] | Check:
+    def request(action: str, member: Member) -> Mapping[str, Any] | Check:
         name, limit_s = f"{fleet}.{member.name}", CHECK_S + member.drain_s
         answer = None
         try:
             actor = placed(name) if action == "start" else ray.get_actor(name)
-            said, wrong = ray.get(actor.ask.remote(action, member.order()), timeout=limit_s)
+            output, errors = ray.get(actor.send.remote(action, member.order()), timeout=limit_s)
         except ray.exceptions.GetTimeoutError:
-            wanted = ", ".join(f"{number} {kind}" for kind, number in bundle.items())
-            row = Check(member.name, "fail", f"the cluster has no room for {wanted}, or its node hangs", "ray status")
+            needed = ", ".join(f"{number} {kind}" for kind, number in bundle.items())
+            row = Check(member.name, "fail", f"the cluster has no room for {needed}, or its node hangs", "ray status")
         except ValueError:
             row = Check(member.name, "fail", "it has no actor", "embq fleet up")
             if action == "remove":
                 return {"embq": embq.__version__, "failed": []}
         except ray.exceptions.RayError as error:
-            told = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            row = Check(member.name, "fail", f"its actor failed: {told}", install)
+            detail = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            row = Check(member.name, "fail", f"its actor failed: {detail}", install)
         else:
-            answer = answer_in(said)
-            row = Check(member.name, "fail", (wrong.strip().splitlines() or ["it said nothing"])[-1], install)
+            answer = answer_in(output)
+            row = Check(member.name, "fail", (errors.strip().splitlines() or ["it printed nothing"])[-1], install)
         if action == "remove":
             with suppress(ValueError):  # there is none
                 ray.util.remove_placement_group(ray.util.get_placement_group(name))
         return answer or row
 
-    return AskingLauncher(fleet, ask, lambda _: install)
+    return AskingLauncher(fleet, request, lambda _: install)

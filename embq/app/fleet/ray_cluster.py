@@ -21,7 +21,7 @@ NOISE = (
     "A worker died or was killed while executing a task",
 )
 """Lines with one of these are dropped. The first one's process asks every second for the API of Ray's dashboard, and
-complains where that is not installed; the second one is about an actor of Ray's own; embq reports the third."""
+complains if that is not installed; the second one is about an actor of Ray's own; embq reports the third."""
 
 
 class FilteredStream(io.TextIOBase):
@@ -115,7 +115,7 @@ def of_our_own(address: str) -> Iterator[dict[str, Any]]:
 
 
 def join(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
-    """Connect the module ray to a cluster; AwayError or ConfigError where that is not possible.
+    """Connect the module ray to a cluster; AwayError or ConfigError if that is not possible.
 
     Args:
         settings: further ones of `ray.init`.
@@ -136,13 +136,13 @@ def join(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
 def _standard_error_in(file: int) -> Iterator[None]:
     """Redirect standard error, below Python too, into a file."""
     sys.stderr.flush()
-    before = os.dup(2)
+    saved = os.dup(2)
     os.dup2(file, 2)
     try:
         yield
     finally:
-        os.dup2(before, 2)
-        os.close(before)
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def _refused(address: str, error: Exception, written: str) -> EmbqError:

@@ -125,12 +125,12 @@ class SlurmLauncher:
         """Machine -> (id, state, nodes or reason) of its last job."""
         whose = ("--user", getpass.getuser(), "--name", f"embq-{self._fleet}", "--states", "all")
         form = ("--array", "--noheader", "--sort", "i", "--format", "%F_%K|%T|%R")
-        found, by_index = {}, {str(_index(name)): name for name in names}
+        jobs, by_index = {}, {str(_index(name)): name for name in names}
         for line in _called(["squeue", *whose, *form]).splitlines():
             job, state, place = line.strip().split("|", 2)
             if name := by_index.get(job.partition("_")[2]):
-                found[name] = (job, state, place)
-        return found
+                jobs[name] = (job, state, place)
+        return jobs
 
     def _row(self, name: str, state: str, place: str) -> Check:
         if state in RUNS:
@@ -145,14 +145,14 @@ class SlurmLauncher:
 
 
 def _called(command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
-    """Standard output of a command of Slurm; ConfigError where there is none, TryLaterError where it fails."""
+    """Standard output of a command of Slurm; ConfigError if there is none, TryLaterError if it fails."""
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError as error:
         raise ConfigError(f"{command[0]} is not installed here", next_step=NEEDS) from error
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
-        raise TryLaterError(f"{command[0]} failed: {said}", next_step="see `sinfo`, and --sbatch")
+        detail = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+        raise TryLaterError(f"{command[0]} failed: {detail}", next_step="see `sinfo`, and --sbatch")
     return done.stdout
 
 

@@ -19,7 +19,7 @@ OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERR
 KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A silent host is noticed within a minute."""
 FAILED = 255
-"""Exit status of ssh where it is no status of the remote command."""
+"""Exit status of ssh if it is no status of the remote command."""
 
 
 def ssh_line(ssh_command: Sequence[str], host: str, command: Sequence[str], *, folder: str = "") -> list[str]:
@@ -33,7 +33,7 @@ def ssh_line(ssh_command: Sequence[str], host: str, command: Sequence[str], *, f
 
 
 def words(option: str, command: str) -> list[str]:
-    """The words of an option that is a command or a part of one; UsageError where a quote is not closed."""
+    """The words of an option that is a command or a part of one; UsageError if a quote is not closed."""
     try:
         return shlex.split(command)
     except ValueError as error:
@@ -52,7 +52,7 @@ def away(host: str, why: str, command: Sequence[str]) -> tuple[str, str]:
 
 
 def check_hosts(hosts: Sequence[str]) -> None:
-    """UsageError where a host has no name, is named twice, or would be an option of ssh."""
+    """UsageError if a host has no name, is named twice, or would be an option of ssh."""
     for host in hosts:
         if not host or host.startswith("-") or any(letter.isspace() for letter in host):
             raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses as ssh calls them")
@@ -64,7 +64,7 @@ def check_hosts(hosts: Sequence[str]) -> None:
 
 
 def read_hosts(path: Path) -> list[str]:
-    """Hosts of a file, one a line; `#` begins a comment. Raises UsageError where there is none, or one twice."""
+    """Hosts of a file, one a line; `#` begins a comment. Raises UsageError if there is none, or one twice."""
     hosts = [host for line in path.read_text(encoding="utf-8").splitlines() if (host := line.partition("#")[0].strip())]
     if not hosts:
         raise UsageError(f"{path} names no host", next_step="write one host a line: gpu1, or user@10.0.0.5")
@@ -84,7 +84,7 @@ def ssh_launcher(fleet: str, hosts: Mapping[str, str], ssh_command: Sequence[str
     def install(name: str) -> str:
         return f"ssh {hosts[name]} {executable} -m pip install 'embq[worker]=={embq.__version__}'"
 
-    def ask(action: str, member: Member) -> Mapping[str, Any] | Check:
+    def request(action: str, member: Member) -> Mapping[str, Any] | Check:
         name, host = member.name, hosts.get(member.name, "")
         if not host:
             return Check(name, "fail", "it is not in the file of hosts", "name all hosts of the fleet in --hosts")
@@ -100,9 +100,9 @@ def ssh_launcher(fleet: str, hosts: Mapping[str, str], ssh_command: Sequence[str
             return Check(name, "fail", f"host {host} did not answer in {limit_s:g} s", "see what it is busy with")
         if (answer := answer_in(done.stdout)) is not None:
             return answer
-        said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        detail = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         if done.returncode == FAILED:
-            return Check(name, "fail", *away(host, said, command))
-        return Check(name, "fail", f"no embq {embq.__version__} for {executable}: {said}", install(name))
+            return Check(name, "fail", *away(host, detail, command))
+        return Check(name, "fail", f"no embq {embq.__version__} for {executable}: {detail}", install(name))
 
-    return AskingLauncher(fleet, ask, install)
+    return AskingLauncher(fleet, request, install)

@@ -66,8 +66,8 @@ def index(options: Mapping[str, Any]) -> int:
     result = built(collection, options)
     if not result.fresh and not options["as_json"]:
         click.echo("the index exists already and is as requested; --overwrite builds it anew", err=True)
-    if (others := _not_indexed(result.index, collection, options)) and not options["as_json"]:
-        commands = "; ".join(command_line("index", *options["sources"], "--vector-name", one) for one in others)
+    if (unindexed := _not_indexed(result.index, collection, options)) and not options["as_json"]:
+        commands = "; ".join(command_line("index", *options["sources"], "--vector-name", name) for name in unindexed)
         click.echo(f"note: this index is of {collection.output} alone; for the others of the run: {commands}", err=True)
     return print_result(result, collection, options, exported=_exported(result, options))
 
@@ -90,30 +90,30 @@ def _collection_of(options: Mapping[str, Any]) -> Collection:
 
 def built(collection: Collection, options: Mapping[str, Any]) -> Built:
     """The index of a collection, built unless the current version has these rows and options."""
-    wanted = build_options(options)
+    settings = build_options(options)
     folder = index_folder(options["output"], options["sources"], collection)
     if options["index_path"]:
-        refuse_existing(file_path(options["index_path"]), wanted.nb_indices_to_keep, overwrite=options["overwrite"])
-    queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
-    asked = {name: options[name] for name in DECIDING}
+        refuse_existing(file_path(options["index_path"]), settings.nb_indices_to_keep, overwrite=options["overwrite"])
+    queries = plan_queries(collection, files=query_files(options["queries"]), seed=settings.seed)
+    deciding = {name: options[name] for name in DECIDING}
     current = None if options["overwrite"] else find_current(folder)
-    if current is not None and current.build != build_id(collection, asked):
-        if holds(current, collection, asked):
+    if current is not None and current.build != build_id(collection, deciding):
+        if holds(current, collection, deciding):
             return Built(folder, current, fresh=False)
         _tell_of_replacing(current, folder)
     quiet = options["quiet"] or options["as_json"]
     return built_index(
-        folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
+        folder, collection, settings, deciding, queries, options, unit_length=collection.unit_length, quiet=quiet
     )
 
 
-def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) -> IndexPlan:
+def plan_of(collection: Collection, settings: BuildOptions, *, unit_length: bool) -> IndexPlan:
     """The plan of an index on this machine."""
-    return make_plan(collection.n, collection.dim, wanted, unit_length=unit_length, speeds=measure_speeds())
+    return make_plan(collection.n, collection.dim, settings, unit_length=unit_length, speeds=measure_speeds())
 
 
 def _tell_of_replacing(current: Version, index: Place) -> None:
-    """Print that an index is built anew; UsageError where deleted rows would be back."""
+    """Print that an index is built anew; UsageError if deleted rows would be back."""
     if current.deleted:
         raise UsageError(
             f"{current.deleted:,} rows were deleted from {index}, and a new build has them again",
@@ -126,8 +126,8 @@ def _tell_of_replacing(current: Version, index: Place) -> None:
 def built_index(
     folder: Place,
     collection: Collection,
-    wanted: BuildOptions,
-    asked: Mapping[str, Any],
+    settings: BuildOptions,
+    deciding: Mapping[str, Any],
     queries: QueryPlan,
     options: Mapping[str, Any],
     *,
@@ -137,7 +137,7 @@ def built_index(
     """Build the index of a collection, or resume an interrupted build.
 
     Args:
-        asked: options that identify the build.
+        deciding: options that identify the build.
         options: as of `runner_of`, and "drop_invalid" and "overwrite".
         unit_length: whether vectors have length 1, so that cosines may be squared distances inside.
     """
@@ -145,21 +145,21 @@ def built_index(
     def spec() -> BuildSpec:
         return BuildSpec(
             collection=collection,
-            plan=plan_of(collection, wanted, unit_length=unit_length),
-            asked=asked,
+            plan=plan_of(collection, settings, unit_length=unit_length),
+            asked=deciding,
             queries=queries,
             held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
             drop_invalid=options["drop_invalid"],
-            memory_bytes=wanted.current_memory_available,
+            memory_bytes=settings.current_memory_available,
         )
 
-    with runner_of(options, wanted.current_memory_available) as runner:
+    with runner_of(options, settings.current_memory_available) as runner:
         progress = ConsoleProgress(quiet=quiet)
-        return build(folder, collection, asked, spec, runner, progress, write_report, overwrite=options["overwrite"])
+        return build(folder, collection, deciding, spec, runner, progress, write_report, overwrite=options["overwrite"])
 
 
 def build_options(options: Mapping[str, Any]) -> BuildOptions:
-    """The build options; UsageError where one cannot be parsed."""
+    """The build options; UsageError if one cannot be parsed."""
     recall, recall_at = parse_recall(options["recall"])
     within_ms = options["max_index_query_time_ms"]
     return BuildOptions(
@@ -204,13 +204,13 @@ def index_folder(to: str | None, sources: Sequence[str], collection: Collection)
 
 def query_files(pairs: Sequence[str]) -> dict[str, str]:
     """Name -> path of each additional query set."""
-    found = {}
-    for one in pairs:
-        name, equals, path = one.partition("=")
+    paths = {}
+    for pair in pairs:
+        name, equals, path = pair.partition("=")
         if not equals or not name or not path:
-            raise UsageError(f"--queries {one!r} is not NAME=FILE", next_step="for example --queries text=prompts.npy")
-        found[name] = path
-    return found
+            raise UsageError(f"--queries {pair!r} is not NAME=FILE", next_step="for example --queries text=prompts.npy")
+        paths[name] = path
+    return paths
 
 
 @contextmanager
@@ -261,8 +261,8 @@ def print_result(
     """Print a build or an addition; returns the exit status."""
     infos = read_json(built.path / "infos.json")
     if options["as_json"]:
-        more = {} if exported is None else {"export": export_json(exported)}
-        print_json(built.version, index=built.index, fresh=built.fresh, infos=infos, **more)
+        extra = {} if exported is None else {"export": export_json(exported)}
+        print_json(built.version, index=built.index, fresh=built.fresh, infos=infos, **extra)
     else:
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
@@ -278,8 +278,8 @@ def print_json(version: Version, *, index: Place | None = None, **fields: Any) -
 
 
 def _not_indexed(index: Place, collection: Collection, options: Mapping[str, Any]) -> list[str]:
-    """The other outputs of a run that have no index beside this one; none where the place of the index was given."""
+    """The other outputs of a run that have no index beside this one; none if the place of the index was given."""
     if collection.model is None or options["output"] is not None:
         return []
     names = ModelConfig.from_description(collection.model).output_names
-    return [one for one in names if one != collection.output and not (index.parent / one / "CURRENT").exists()]
+    return [name for name in names if name != collection.output and not (index.parent / name / "CURRENT").exists()]

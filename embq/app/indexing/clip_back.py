@@ -40,40 +40,40 @@ HIDDEN = ("id", "similarity", "source", "unit_id")
 def write_clip_back(
     source: Path, folder: Path, *, output: str | None, refine: bool | None
 ) -> tuple[list[FaissExport], list[str]]:
-    """Write a new folder for clip-retrieval's back end; gives the exports of its indexes and notes for the user.
+    """Write a new folder for clip-retrieval's back end; returns the exports of its indexes and notes for the user.
 
     Args:
         source: output folder of a run, whose indexes of images and of texts are taken, or one index.
         output: of the run; None for all.
         refine: see `write_faiss_file`; None for True.
 
-    Raises InputError where there is no index, or two of one modality, or where `folder` is in use.
+    Raises InputError if there is no index, or two of one modality, or where `folder` is in use.
     """
     indexes = _indexes(source, output)
     done: dict[str, FaissExport] = {}
     with new_folder(folder) as unfinished:
         for modality, index in indexes.items():
             done[modality] = write_faiss_file(index, unfinished / f"{modality}.index", refine=refine is not False)
-        versions = [one.version for one in done.values()]
-        if len({one.collection.root for one in versions}) > 1:
+        versions = [export.version for export in done.values()]
+        if len({version.collection.root for version in versions}) > 1:
             raise InputError(
                 f"the indexes of {source} are of different rows", next_step="add --output", code="which_index"
             )
         columns = _write_metadata(
-            max(versions, key=lambda one: one.next_id), unfinished / "metadata", images="image" in done
+            max(versions, key=lambda version: version.next_id), unfinished / "metadata", images="image" in done
         )
         options, notes = _options(folder, versions[0], columns)
         path = unfinished / INDICES
         path.write_text(json.dumps({source.name: options}, indent=1) + "\n", encoding="utf-8")
         fsync_file(path)
     placed = [
-        replace(one, files=tuple(replace(file, path=folder / file.path.name) for file in one.files))
-        for one in done.values()
+        replace(export, files=tuple(replace(file, path=folder / file.path.name) for file in export.files))
+        for export in done.values()
     ]
     notes += [
         f"{modality}.index answers with squared distances, which the back end shows as similarity: 2 - 2 cosine"
-        for modality, one in done.items()
-        if one.distance == "squared distance"
+        for modality, export in done.items()
+        if export.distance == "squared distance"
     ]
     return placed, notes
 
@@ -83,22 +83,22 @@ def _indexes(source: Path, output: str | None) -> dict[str, Path]:
     below = source / "index"
     names = sorted(os.listdir(below)) if output is None and below.is_dir() else []
     indexes = [below / name for name in names if (below / name / CURRENT).exists()]
-    found: dict[str, Path] = {}
+    by_modality: dict[str, Path] = {}
     for index in indexes or [resolve_index(source, output)]:
         modality = "text" if "text" in read_current(index).collection.output else "image"
-        if modality in found:
+        if modality in by_modality:
             raise InputError(
-                f"{source} has two indexes of {modality}s, {found[modality].name} and {index.name}",
+                f"{source} has two indexes of {modality}s, {by_modality[modality].name} and {index.name}",
                 next_step=f"add --vector-name {index.name}",
                 code="which_index",
             )
-        found[modality] = index
-    return found
+        by_modality[modality] = index
+    return by_modality
 
 
 def _write_metadata(version: Version, folder: Path, *, images: bool) -> list[str]:
-    """Write the identity of all ids as parquet files; gives the names of the columns."""
-    identity = Identity.open([(one.check(version.index), one.first_id, one.rows) for one in version.identity])
+    """Write the identity of all ids as parquet files; returns the names of the columns."""
+    identity = Identity.open([(file.check(version.index), file.first_id, file.rows) for file in version.identity])
     folder.mkdir()
     cursor, names = Cursor(identity.tables()), []
     while (table := cursor.read(FILE_ROWS)).num_rows:

@@ -37,24 +37,24 @@ def export(options: Mapping[str, Any]) -> int:
             index, path, shards=options["shards"], overwrite=options["overwrite"], refine=bool(options["refine"])
         )
         done, notes = [file], []
-    for one in done:
-        now = rows_now(one.version.collection)
-        if now is not None and now > one.version.next_id:
+    for exported in done:
+        now = rows_now(exported.version.collection)
+        if now is not None and now > exported.version.next_id:
             notes.append(
-                f"{now - one.version.next_id:,} rows of {one.version.collection.root} are not in the index yet; "
-                "`embq index add` adds them"
+                f"{now - exported.version.next_id:,} rows of {exported.version.collection.root} are not in the index "
+                "yet; `embq index add` adds them"
             )
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if options["as_json"]:
-        click.echo(json.dumps({"schema": 1, "indexes": [export_json(one) for one in done], "notes": notes}))
+        click.echo(json.dumps({"schema": 1, "indexes": [export_json(exported) for exported in done], "notes": notes}))
     else:
         click.echo("\n".join(map(export_text, done)))
     return Exit.DONE
 
 
 def file_path(text: str) -> Path:
-    """The path of an export; UsageError where it is on an object store."""
+    """The path of an export; UsageError if it is on an object store."""
     where = place(text)
     if isinstance(where, ObjectPath):
         raise UsageError(f"{where}: exports are written on this machine", next_step="write it here, and copy it")
@@ -66,7 +66,7 @@ def export_json(done: FaissExport) -> dict[str, Any]:
     return {
         "index": str(done.version.index),
         "version": done.version.name,
-        "files": [{**asdict(one), "path": str(one.path)} for one in done.files],
+        "files": [{**asdict(file), "path": str(file.path)} for file in done.files],
         "rows": done.version.n,
         "nprobe": done.nprobe,
         "k_factor": done.k_factor,
@@ -79,7 +79,7 @@ def export_json(done: FaissExport) -> dict[str, Any]:
 def export_text(done: FaissExport) -> str:
     """An export as it is printed."""
     version, cosine = done.version, done.version.plan.metric == "cosine"
-    lines = [f"{one.path}: {one.rows:,} rows, {size_text(one.bytes)}" for one in done.files]
+    lines = [f"{file.path}: {file.rows:,} rows, {size_text(file.bytes)}" for file in done.files]
     lines.append(f"{version.plan.key}, {version.name} of {version.index}; searches look at {done.nprobe} lists")
     squared = cosine and done.distance == "squared distance"
     lines.append(

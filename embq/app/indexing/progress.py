@@ -20,7 +20,7 @@ STAGE_WORDS = {
     "merge": "merging lists",
     "tune": "tuning",
     "grow": "adding new rows",
-    "ask": "choosing new rows as queries",
+    "new_queries": "choosing new rows as queries",
     "retune": "measuring searches for new rows",
     "compact": "merging what was added",
     "vectors": "reading vectors",
@@ -76,17 +76,17 @@ class ConsoleProgress:
         if done == units:
             self._line.say(f"{title}: {duration(now - self._stage_began)}")
         elif self._line.due:
-            self._line.show(f"{title}: {done:,} of {units:,} units{self._left(done, units)}")
+            self._line.show(f"{title}: {done:,} of {units:,} units{self._remaining(done, units)}")
 
-    def _left(self, done: int, units: int) -> str:
+    def _remaining(self, done: int, units: int) -> str:
         """The estimated time left: the planned time of what is left, scaled by the speed so far."""
         stages = list(self._planned)
         if self._stage not in stages:
             return ""
         at = stages.index(self._stage)
         done_s = self._planned[self._stage] * done / max(1, units)
-        before = sum(self._planned[stage] for stage in stages[:at]) + done_s
+        planned_before = sum(self._planned[stage] for stage in stages[:at]) + done_s
         after = sum(self._planned[stage] for stage in stages[at:]) - done_s
         so_far = time.monotonic() - self._began
-        pace = min(10.0, max(0.1, so_far / before)) if before > 1.0 else 1.0
+        pace = min(10.0, max(0.1, so_far / planned_before)) if planned_before > 1.0 else 1.0
         return f", about {duration(after * pace)} left"

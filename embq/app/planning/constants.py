@@ -18,7 +18,7 @@ MEASURED = {
     "waiting_unit_bytes": (2.67, "enqueue.json:rows/0/broker_bytes_per_unit"),
     "leased_unit_bytes": (1_648, "sizing.json:broker/hinted_unit_bytes"),
     "worker_bytes": (2_040, "sizing.json:broker/further_worker_bytes"),
-    # CPU of a worker: us for an image of so many bytes; cores at a rate of texts of 256 tokens.
+    # CPU of a worker: us for an image of this size in bytes; cores at a rate of texts of 256 tokens.
     "image_us": (1_354, "image_feeding.json:rows/1/cpu_us/decode"),
     "image_bytes": (45_314, "images.json:sets/1/bytes_each"),
     "text_cores": (8.07, "gpu_profile_text.json:runs/0/process/cores"),

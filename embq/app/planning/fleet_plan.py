@@ -69,7 +69,7 @@ def plan_of(
         cards: card -> devices, each with a speed.
         threads: cores of each device to decode and tokenise; 0 for as many as it needs.
         gbps: of the storage, in Gbit/s; 0 for no limit.
-        prices: card -> price of a device for an hour; {} where there is no list.
+        prices: card -> price of a device for an hour; {} if there is no list.
     """
     prepared = threads / load.cpu_s if threads else math.inf
     fed = {card: min(speeds[card][0], prepared) for card in cards}
@@ -98,7 +98,7 @@ def plan_of(
         "rows": load.rows,
         "rows_per_s": rate,
         "seconds": load.rows / rate,
-        "cost": sum(one["cost"] for one in devices) if prices else None,
+        "cost": sum(device["cost"] for device in devices) if prices else None,
         "limit": limit,
         "sentence": _sentence(limit, limits, load, threads),
         "limits": {name: None if math.isinf(number) else number for name, number in limits.items()},
@@ -162,12 +162,12 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     rows.append(("time", f"{duration(plan['seconds'])} at {plan['rows_per_s']:,.0f} rows/s, without the start"))
     rows += [("cost", f"{plan['cost']:,.2f}")] if plan["cost"] is not None else []
     rows.append(("limit", plan["sentence"]))
-    for one in plan["devices"]:
-        told = f"{one['devices']:,} x {one['device']}: {one['share']:.1%} of the rows"
-        rows.append(("devices", f"{told}, {one['rows_per_s_alone']:,.0f} rows/s each at most; {one['source']}"))
+    for device in plan["devices"]:
+        share = f"{device['devices']:,} x {device['device']}: {device['share']:.1%} of the rows"
+        rows.append(("devices", f"{share}, {device['rows_per_s_alone']:,.0f} rows/s each at most; {device['source']}"))
         each = ("cores", "read_bytes_per_s", "sent_bytes_per_s")
-        rows.append(("  each", ", ".join(_shown(name, one[name]) for name in each)))
-    rows += [("needs", f"{_shown(name, one['value'])}; {one['source']}") for name, one in plan["needs"].items()]
+        rows.append(("  each", ", ".join(_shown(name, device[name]) for name in each)))
+    rows += [("needs", f"{_shown(name, need['value'])}; {need['source']}") for name, need in plan["needs"].items()]
     rows += [("assumed", text) for text in plan["assumed"]]
     rows += [("instead", plan["instead"])] if plan["instead"] else []
     return [f"{name:<11}{text}" for name, text in rows]

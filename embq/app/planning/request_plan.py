@@ -30,7 +30,7 @@ MOST_TOKENS = 512
 
 
 def prices_of(path: str | None, cards: Mapping[str, int]) -> dict[str, float]:
-    """Card -> price of an hour; {} where no file is named. UsageError for a file that has not all of them."""
+    """Card -> price of an hour; {} if no file is named. UsageError for a file that has not all of them."""
     try:
         listed = tomllib.loads(Path(path).read_text(encoding="utf-8")) if path else {}
         prices = {card.upper(): float(price) for card, price in listed.items()}
@@ -48,7 +48,7 @@ def planned(
     Args:
         settings: those of `plan_of`.
 
-    Raises what planning the inputs does, and UsageError where a speed is not known or no card is left.
+    Raises what planning the inputs does, and UsageError if a speed is not known or no card is left.
     """
     devices = [
         Device(device=card, name=card, state="idle", worker="", precisions=precisions(card))
@@ -71,14 +71,14 @@ def planned(
         raise UsageError(f"none of --gpus computes in {request.precision}", next_step="leave out --precision")
     plan, instead = of(request.precision, able), ""
     rank = PRECISIONS.index(request.precision) if request.precision in PRECISIONS else 0
-    better = next((one for one in PRECISIONS[:rank] if any(one in precisions(card) for card in cards)), "")
+    better = next((name for name in PRECISIONS[:rank] if any(name in precisions(card) for card in cards)), "")
     if better:
         fast = {card: count for card, count in cards.items() if better in precisions(card)}
         other, names = of(better, fast), ", ".join(f"{count:,} x {card}" for card, count in fast.items())
-        told = [
-            duration(one["seconds"]) + ("" if one["cost"] is None else f", {one['cost']:,.2f}") for one in (other, plan)
+        texts = [
+            duration(row["seconds"]) + ("" if row["cost"] is None else f", {row['cost']:,.2f}") for row in (other, plan)
         ]
-        instead = f"--precision {better} on {names} alone: {told[0]}; {request.precision} on all: {told[1]}"
+        instead = f"--precision {better} on {names} alone: {texts[0]}; {request.precision} on all: {texts[1]}"
     assumed = [f"units of {load.unit_rows:,.0f} rows", "workers that see the output folder"]
     assumed += [f"{card} is left out: it refuses {request.precision}" for card in cards if card not in able]
     if "text" in load.config.modalities:
@@ -100,23 +100,23 @@ def _load(request: Request, named: Named) -> tuple[Load, str]:
         )
         unit_rows, counted = float(request.options.unit_samples), f"as named, of {size_text(bytes_each)} each"
     else:
-        found = estimate(request)
-        if not found.rows:
+        estimated = estimate(request)
+        if not estimated.rows:
             raise InputError(
                 "the rows of the inputs are not known: no unit could be read", next_step="name --image-count"
             )
         config, rows, unit_rows, bytes_each = (
-            found.config,
-            found.rows,
-            found.rows / found.units,
-            found.bytes / found.rows,
+            estimated.config,
+            estimated.rows,
+            estimated.rows / estimated.units,
+            estimated.bytes / estimated.rows,
         )
-        counted = f"{'counted' if found.exact else 'estimated'} in {found.units:,} units"
+        counted = f"{'counted' if estimated.exact else 'estimated'} in {estimated.units:,} units"
     dims = known_dims(config, request.rows)
     if dims is None:  # open_clip is not here, or the model is of the hub
-        known = {one.model: one.dims for one in REFERENCES}
-        specs = [one.spec.partition(":")[2].partition("/")[0] for one in config.outputs]
-        dims = sum(request.rows.kept_dim(known.get(spec, 768)) for spec in specs)
+        dims_of = {reference.model: reference.dims for reference in REFERENCES}
+        specs = [spec.spec.partition(":")[2].partition("/")[0] for spec in config.outputs]
+        dims = sum(request.rows.kept_dim(dims_of.get(spec, 768)) for spec in specs)
     return Load(
         config=config,
         rows=round(rows),

@@ -24,7 +24,7 @@ NEAR = 0.01
 
 def cards_of(text: str) -> Counter[str]:
     """Card -> devices, of `[[MACHINESx]DEVICESx]CARD,...`; UsageError for others, and for a card in no table."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in comma_list(text):
         match = re.fullmatch(r"(?:(\d{1,6})x)?(?:(\d{1,6})x)?([A-Z]\w*)", part.replace(" ", ""), re.IGNORECASE)
         card, count = (match[3].upper(), int(match[1] or 1) * int(match[2] or 1)) if match else ("", 0)
@@ -33,8 +33,8 @@ def cards_of(text: str) -> Counter[str]:
                 f"--gpus {part!r} is not a number of known cards",
                 next_step=f"write 8xH100, or 4x8xH100 for 4 machines; known are {', '.join(CARDS)} and cpu",
             )
-        found[card] += count
-    return found
+        counts[card] += count
+    return counts
 
 
 def precisions(card: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def speed_of(card: str, config: ModelConfig, tokens: float, measured: Mapping[st
         tokens: of a text.
         measured: "the broker" or "this machine" -> its speeds of this config.
 
-    Raises UsageError where nothing has it.
+    Raises UsageError if nothing has it.
     """
     spaced = re.sub(r"(?<=[A-Z])(?=\d)", " ?", card)
     pattern = r", \d+ cores$" if card == CPU else rf"(?<![A-Z0-9]){spaced}(?![A-Z0-9])"
@@ -72,8 +72,8 @@ def speed_of(card: str, config: ModelConfig, tokens: float, measured: Mapping[st
                 next_step="let `embq run --limit` measure it there, and plan on that machine or with its --broker",
             )
         near = min(
-            (one for one in REFERENCES if one.modality == output.modality),
-            key=lambda one: abs(math.log(one.flop / work)),
+            (reference for reference in REFERENCES if reference.modality == output.modality),
+            key=lambda reference: abs(math.log(reference.flop / work)),
         )
         ours, theirs = CARDS[card].fp32 if config.precision == "fp32" else CARDS[card].half, CARDS["H100"].half
         seconds += work / near.flop / near.rows_per_s * theirs / ours
@@ -81,19 +81,19 @@ def speed_of(card: str, config: ModelConfig, tokens: float, measured: Mapping[st
         scales += [f"{ours:g}/{theirs} dense TFLOP/s in {config.precision}"] * (
             (card, config.precision) != ("H100", "bf16")
         )
-        told = f"{near.rows_per_s:,.0f}/s of {near.model} on an H100 in bf16 ({file_of(near.source)})"
-        sources.append(" by ".join([f"assumed: {told}" if scales else told, *scales]))
+        speed = f"{near.rows_per_s:,.0f}/s of {near.model} on an H100 in bf16 ({file_of(near.source)})"
+        sources.append(" by ".join([f"assumed: {speed}" if scales else speed, *scales]))
     return 1 / seconds, "; ".join(sources)
 
 
 def flop_of(spec: ModelSpec, modality: str, tokens: float) -> float | None:
-    """FLOP of a sample, 2 m k n for a product of matrices, from the model's config; None where none here tells."""
+    """FLOP of a sample, 2 m k n for a product of matrices, from the model's config; None if none here tells."""
     if spec.family == "open_clip":
         sizes = (open_clip_config(spec.name) or {}).get("vision_cfg" if modality == "image" else "text_cfg", {})
         layers, width, patch = (sizes.get(name) for name in ("layers", "width", "patch_size"))
         if not isinstance(layers, int) or not width or (modality == "image" and not patch):
             arch = (spec.name.partition("/")[0], modality)  # of timm, a ResNet, or without open_clip
-            return next((one.flop for one in REFERENCES if (one.model, one.modality) == arch), None)
+            return next((row.flop for row in REFERENCES if (row.model, row.modality) == arch), None)
         patches = (sizes["image_size"] // patch) ** 2 if modality == "image" else 0
         positions = patches + 1 if patches else sizes.get("context_length", 77)
         stem = 2 * patches * 3 * (patch or 0) ** 2 * width
@@ -104,7 +104,7 @@ def flop_of(spec: ModelSpec, modality: str, tokens: float) -> float | None:
         folder = None
     config = (read_json(folder / "config.json") if folder is not None else None) or {}
     names = ("num_hidden_layers n_layers n_layer", "hidden_size dim n_embd", "intermediate_size hidden_dim n_inner")
-    layers, width, hidden = (next((config[name] for name in one.split() if config.get(name)), 0) for one in names)
+    layers, width, hidden = (next((config[name] for name in key.split() if config.get(name)), 0) for key in names)
     gated = "glu" in str(config.get("activation_function")) or config.get("hidden_act") == "silu"
     return _layers(layers, tokens, width, (3 if gated else 2) * hidden) if layers and width and hidden else None
 

@@ -154,7 +154,7 @@ class ServedIndex:
                 from embq.indexer.index_files.remote import fetched
 
                 self._ask_at = time.monotonic() + ASK_S
-                fetched(self._source, moved=on_progress)
+                fetched(self._source, on_progress=on_progress)
                 if self._read_current() == self._current:
                     self.failed = ""
             current = self._read_current()

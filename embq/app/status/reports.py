@@ -13,7 +13,7 @@ Report = dict[str, Any]
 
 
 class Serving:
-    """The workers that serve one model; what follows from their reports is computed once, for whoever reads it.
+    """The workers that serve one model; what follows from their reports is computed once for all readers.
 
     Attributes:
         workers: their reports, by name.

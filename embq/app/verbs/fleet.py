@@ -75,7 +75,7 @@ def fleet_options(function: F) -> F:
     def with_fleet(*, name: str, secrets: Path, broker: str, **options: Any) -> Any:
         from embq.app.fleet.fleet import Fleet
 
-        engine, machines = _launcher(name, **{one: options.pop(one) for one in _OF_LAUNCHER})
+        engine, machines = _launcher(name, **{key: options.pop(key) for key in _OF_LAUNCHER})
         return function(fleet=Fleet(name, secrets, settings_with(broker), engine, machines), **options)
 
     return _where(with_fleet)  # type: ignore[return-value]

@@ -157,7 +157,7 @@ def add(**options: Any) -> int:
     """Add new rows to an index, without training again.
 
     OUT and --output are those of `embq index build`; its other options are those of the index. OUT may also be the
-    index itself: rows come from where it was built from. After an interruption, the same command continues.
+    index itself: rows come from what it was built from. After an interruption, the same command continues.
 
     Exit status: 0 the rows are in the index, 3 their recall misses that of the index, 65 they cannot be added.
     """

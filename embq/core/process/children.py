@@ -107,7 +107,7 @@ def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> int:
-    """End a process with SIGKILL, where it still runs; returns its status."""
+    """End a process with SIGKILL, if it still runs; returns its status."""
     if process.poll() is None:
         process.kill()
     return process.wait()

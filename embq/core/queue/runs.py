@@ -125,7 +125,7 @@ def restore_active(client: redis.Redis) -> None:
 def end(client: redis.Redis, run: str, units: int) -> None:
     """Have the services look at a run no more, of which all `units` units are written."""
     client.srem(ACTIVE, run)
-    # Who adds units registers the run again first, and then makes it active: one of both sees the other.
+    # A producer that adds units registers the run again first, and then makes it active: one of both sees the other.
     raw = cast("bytes | None", client.hget(RUNS, run))
     record = records_of({run.encode(): raw}).get(run) if raw is not None else None
     if record is not None and record.units > units:

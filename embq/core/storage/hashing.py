@@ -98,7 +98,7 @@ class HashingFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Note that pyarrow is done; whoever opened the file closes it."""
+        """Note that pyarrow is done; the opener of the file closes it."""
         self.closed = True
 
     def hexdigest(self) -> str:

@@ -24,14 +24,14 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 
 def words(text: str) -> set[str]:
     """The different words of a text, in lower case; of scripts without spaces, pairs of characters."""
-    found: set[str] = set()
+    tokens: set[str] = set()
     for run in _RUN.findall(text.casefold()):
         if _UNSPACED.search(run):
             for piece in _UNSPACED.findall(run):
-                found.update(piece[at : at + 2] for at in range(len(piece) - 1))
+                tokens.update(piece[at : at + 2] for at in range(len(piece) - 1))
         elif len(run) > 2:
-            found.add(run)
-    return found
+            tokens.add(run)
+    return tokens
 
 
 def labels(texts: Sequence[Sequence[str]]) -> list[str]:
@@ -43,8 +43,8 @@ def labels(texts: Sequence[Sequence[str]]) -> list[str]:
     Args:
         texts: of each cluster, or of a sample of it.
     """
-    counts = [Counter(word for text in some for word in words(text)) for some in texts]
-    sizes = np.array([max(1, len(some)) for some in texts], np.float64)
+    counts = [Counter(word for text in cluster_texts for word in words(text)) for cluster_texts in texts]
+    sizes = np.array([max(1, len(cluster_texts)) for cluster_texts in texts], np.float64)
     overall: Counter[str] = Counter()
     spread: Counter[str] = Counter()
     for count, size in zip(counts, sizes, strict=True):
@@ -52,7 +52,7 @@ def labels(texts: Sequence[Sequence[str]]) -> list[str]:
         spread.update(word for word, times in count.items() if times > COMMON * size)
     # With few clusters, half of them may be about one thing.
     most = max(2.0, SPREAD * len(texts))
-    made = []
+    cluster_labels = []
     for count, size in zip(counts, sizes, strict=True):
         weights = {
             word: times / size * (np.log(times / size / (overall[word] / sizes.sum())) if len(texts) > 1 else 1.0)
@@ -61,16 +61,16 @@ def labels(texts: Sequence[Sequence[str]]) -> list[str]:
             if spread[word] <= most
         }
         best = sorted(weights, key=lambda word: (-weights[word], word))
-        made.append(", ".join(_different(best)))
-    return made
+        cluster_labels.append(", ".join(_different(best)))
+    return cluster_labels
 
 
 def _different(best: Sequence[str]) -> list[str]:
     """The first WORDS words of which none begins with another: "test, tests" says one thing twice."""
-    kept: list[str] = []
+    chosen: list[str] = []
     for word in best:
-        if not any(word.startswith(one) or one.startswith(word) for one in kept):
-            kept.append(word)
-        if len(kept) == WORDS:
+        if not any(word.startswith(other) or other.startswith(word) for other in chosen):
+            chosen.append(word)
+        if len(chosen) == WORDS:
             break
-    return kept
+    return chosen

@@ -2,7 +2,7 @@
 
 The fuzzy graph of nearest neighbours is drawn so that the cross entropy of graph and drawing falls: edges pull their
 ends together, random pairs push each other apart. umap-learn moves one edge at a time in code that numba compiles; here
-a quarter of the edges moves at once. Of more than `LANDMARKS` points, so many are drawn, and each other one lies at the
+a quarter of the edges moves at once. Of more than `LANDMARKS` points, that many are drawn; each other one lies at the
 weighted mean of the nearest of them.
 """
 
@@ -57,8 +57,8 @@ def _drawn(points: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     for epoch in range(EPOCHS):
         drawn = np.flatnonzero(generator.random(len(weights)) < weights)
         generator.shuffle(drawn)
-        for some in np.array_split(drawn, BATCHES):
-            places += (1.0 - epoch / EPOCHS) * _moves(places, first[some], second[some], generator)
+        for batch in np.array_split(drawn, BATCHES):
+            places += (1.0 - epoch / EPOCHS) * _moves(places, first[batch], second[batch], generator)
     return places
 
 
@@ -82,28 +82,28 @@ def _edges(points: np.ndarray, count: int) -> Edges:
     index = faiss().IndexFlatL2(points.shape[1])
     index.add(points)
     squares, neighbours = index.search(points, count + 1)
-    others = neighbours != np.arange(n)[:, None]
-    others[others.all(axis=1), -1] = False  # beside as many equal points, a point may not find itself
-    distances = np.sqrt(np.maximum(squares[others].reshape(n, count), 0.0))
-    ends = np.stack([np.repeat(np.arange(n), count), neighbours[others]])
+    not_self = neighbours != np.arange(n)[:, None]
+    not_self[not_self.all(axis=1), -1] = False  # beside as many equal points, a point may not find itself
+    distances = np.sqrt(np.maximum(squares[not_self].reshape(n, count), 0.0))
+    ends = np.stack([np.repeat(np.arange(n), count), neighbours[not_self]])
     weights = _nearness(distances).ravel()
     names = ends.min(axis=0) * n + ends.max(axis=0)
     order = np.argsort(names, kind="stable")
     names, weights = names[order], weights[order]
     begins = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
     twice = np.diff(np.append(begins, len(names))) > 1
-    one, other = weights[begins], np.where(twice, weights[np.minimum(begins + 1, len(weights) - 1)], 0.0)
-    united = one + other - one * other
+    ahead, back = weights[begins], np.where(twice, weights[np.minimum(begins + 1, len(weights) - 1)], 0.0)
+    united = ahead + back - ahead * back
     return names[begins] // n, names[begins] % n, united / united.max()
 
 
 def _nearness(distances: np.ndarray) -> np.ndarray:
     """How near each neighbour is: the first 1, all of a point together log2(their number), by bisection."""
     beyond = distances - distances[:, :1]
-    wanted = np.log2(max(2, distances.shape[1]))
-    low, high, scale = (np.full((len(distances), 1), one) for one in (0.0, np.inf, 1.0))
+    target = np.log2(max(2, distances.shape[1]))
+    low, high, scale = (np.full((len(distances), 1), value) for value in (0.0, np.inf, 1.0))
     for _ in range(40):
-        much = np.exp(-beyond / scale).sum(axis=1, keepdims=True) > wanted
+        much = np.exp(-beyond / scale).sum(axis=1, keepdims=True) > target
         low, high = np.where(much, low, scale), np.where(much, scale, high)
         scale = np.where(np.isinf(high), 2 * scale, (low + high) / 2)
     nearness: np.ndarray = np.exp(-beyond / np.maximum(scale, 1e-3 * distances.mean() + 1e-12))
@@ -121,5 +121,5 @@ def _placed(points: np.ndarray, marks: np.ndarray, places: np.ndarray) -> np.nda
     squares, nearest = index.search(points, PLACED_BY)
     share = np.exp(-squares / np.maximum(0.25 * squares.mean(axis=1, keepdims=True), 1e-12))
     share /= share.sum(axis=1, keepdims=True)
-    found: np.ndarray = (share[:, :, None] * places[nearest]).sum(axis=1).astype(np.float32)
-    return found
+    interpolated: np.ndarray = (share[:, :, None] * places[nearest]).sum(axis=1).astype(np.float32)
+    return interpolated

@@ -30,7 +30,7 @@ from embq.core.storage.durable import drop, publish
 from embq.indexer.atlas.labels import CAPTIONS, labels
 from embq.indexer.atlas.projection import clusters, plane, reduce
 from embq.indexer.change.deletes import deleted_bits
-from embq.indexer.index_files.files import MAP, alone, disk_error
+from embq.indexer.index_files.files import MAP, disk_error, index_lock
 from embq.indexer.index_files.identity import Identity
 from embq.indexer.index_files.lists import is_set
 from embq.indexer.index_files.rows import RowsFiles
@@ -48,17 +48,17 @@ MOST_TEXT = 300
 NOTE_BYTES = 1 << 20
 
 OWN = ("id", "x", "y", "cluster", "label", "key", "caption", "source")
-"""Columns of every map; those of metadata follow, under another name where one is taken."""
+"""Columns of every map; those of metadata follow, under another name if one is taken."""
 
 Say = Callable[[str], None]
-"""Is told the name of a step when it begins."""
+"""Called with the name of a step when it begins."""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster.
 
     Attributes:
-        label: its words; "" where it has none.
+        label: its words; "" if it has none.
         x, y: its point where most of its others are.
         rows: how many.
     """
@@ -76,7 +76,7 @@ class MapInfo(msgspec.Struct, frozen=True, kw_only=True):
         version: of the index, such as v0003.
         created: time of its publication.
         build: of the index; maps of another build have other ids.
-        fingerprint: of the model that made the vectors; None where it is not known.
+        fingerprint: of the model that made the vectors; None if it is not known.
         method: one of `projection.METHODS`.
         sample: most rows that were asked for.
         seed: of sample, clusters and UMAP.
@@ -121,7 +121,7 @@ def map_path(index: Path) -> Path:
 
 
 def read_info(path: Path) -> MapInfo:
-    """Origin and summary of a map. Raises InputError `no_map` where there is none, `bad_map` where it is damaged."""
+    """Origin and summary of a map. Raises InputError `no_map` if there is none, `bad_map` if it is damaged."""
     try:
         with pq.ParquetFile(path) as file:
             data = (file.schema_arrow.metadata or {}).get(NOTE, b"")
@@ -140,7 +140,7 @@ def read_info(path: Path) -> MapInfo:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Some columns of a map; InputError `bad_map` where they cannot be read."""
+    """Some columns of a map; InputError `bad_map` if they cannot be read."""
     try:
         return pq.read_table(path, columns=list(columns), memory_map=True)
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -156,30 +156,30 @@ def make_map(index: Path, options: MapOptions, say: Say = lambda _step: None) ->
 
     Memory: 250 bytes for each point, and a block of vectors.
 
-    Raises TryLaterError where another process is at work on the index; InputError where it is missing or has no rows;
-    OutputError where the map cannot be written.
+    Raises TryLaterError if another process is at work on the index; InputError if it is missing or has no rows;
+    OutputError if the map cannot be written.
     """
     with suppress(InputError):
         if (info := read_info(map_path(index))).fits(read_current(index), options):
             return info, False
-    with alone(index):
+    with index_lock(index):
         return open_current(index, lambda version: _make(version, options, say)), True
 
 
 def _make(version: Version, options: MapOptions, say: Say) -> MapInfo:
-    spans = [(one.check(version.index), one.first_id, one.rows) for one in version.identity]
+    spans = [(file.check(version.index), file.first_id, file.rows) for file in version.identity]
     identity = Identity.open(spans)
     read = RowsFiles(version, version.plan.dim).read if version.rows else version.collection.read_rows_at
     say("reading vectors")
-    found = reduce(read, _sampled(version, options), version.plan.dim)
-    if not len(found.ids):
+    reduced = reduce(read, _sampled(version, options), version.plan.dim)
+    if not len(reduced.ids):
         raise InputError(f"{version.index} has no row to show", next_step="add rows: embq index OUT", code="no_rows")
     say("clusters")
-    cluster = clusters(found.points, options.seed)
+    cluster = clusters(reduced.points, options.seed)
     say("coordinates")
-    at = plane(found.points, options.method, options.seed)
+    at = plane(reduced.points, options.method, options.seed)
     say("labels")
-    names = labels(_texts(identity, found.ids, cluster, options.seed))
+    names = labels(_texts(identity, reduced.ids, cluster, options.seed))
     middles = [_densest(at[cluster == number], np.ptp(at, axis=0) / 16) for number in range(len(names))]
     sizes = np.bincount(cluster, minlength=len(names))
     info = MapInfo(
@@ -191,24 +191,24 @@ def _make(version: Version, options: MapOptions, say: Say) -> MapInfo:
         method=options.method,
         sample=options.sample,
         seed=options.seed,
-        rows=len(found.ids),
+        rows=len(reduced.ids),
         of=version.n,
-        shares=(float(found.shares[0]), float(found.shares[1]) if len(found.shares) > 1 else 0.0),
+        shares=(float(reduced.shares[0]), float(reduced.shares[1]) if len(reduced.shares) > 1 else 0.0),
         clusters=tuple(
             Cluster(label=name, x=float(x), y=float(y), rows=int(rows))
             for name, (x, y), rows in zip(names, middles, sizes, strict=True)
         ),
     )
     say("writing")
-    _write(version.index, info, identity, found.ids, at, cluster)
+    _write(version.index, info, identity, reduced.ids, at, cluster)
     return info
 
 
 def _densest(at: np.ndarray, cell: np.ndarray) -> np.ndarray:
     """The point nearest to the median of those in the fullest cell: a cluster may be a ring, or islands."""
     cells, where = np.unique(np.floor(at / np.maximum(cell, 1e-12)), axis=0, return_inverse=True)
-    there = at[where.ravel() == np.bincount(where.ravel(), minlength=len(cells)).argmax()]
-    return np.asarray(there[((there - np.median(there, axis=0)) ** 2).sum(axis=1).argmin()])
+    in_fullest = at[where.ravel() == np.bincount(where.ravel(), minlength=len(cells)).argmax()]
+    return np.asarray(in_fullest[((in_fullest - np.median(in_fullest, axis=0)) ** 2).sum(axis=1).argmin()])
 
 
 def _sampled(version: Version, options: MapOptions) -> np.ndarray:
@@ -223,7 +223,7 @@ def _sampled(version: Version, options: MapOptions) -> np.ndarray:
 
 
 def _texts(identity: Identity, ids: np.ndarray, cluster: np.ndarray, seed: int) -> list[list[str]]:
-    """Captions of a sample of each cluster; where there is none at all, their texts of metadata, without which none."""
+    """Captions of a sample of each cluster; if there is none at all, their texts of metadata, without which none."""
     random = np.random.default_rng(seed)
     chosen = np.zeros(len(ids), bool)
     for number in range(int(cluster.max()) + 1):
@@ -231,16 +231,16 @@ def _texts(identity: Identity, ids: np.ndarray, cluster: np.ndarray, seed: int) 
         chosen[random.permutation(members)[:CAPTIONS]] = True
     ids, cluster = ids[chosen], cluster[chosen]
     captions: list[list[str]] = [[] for _ in range(int(cluster.max()) + 1)]
-    others: list[list[str]] = [[] for _ in captions]
+    metadata_texts: list[list[str]] = [[] for _ in captions]
     for table, start in _rows(identity, ids):
-        fields = [one.name for one in table.schema if pa.types.is_string(one.type) and one.name not in OWN]
+        fields = [field.name for field in table.schema if pa.types.is_string(field.type) and field.name not in OWN]
         fields = [name for name in fields if name != "unit_id"]
         for row, number in zip(table.to_pylist(), cluster[start:].tolist(), strict=False):
             if row["caption"]:
                 captions[number].append(row["caption"][:MOST_TEXT])
             elif fields:
-                others[number].append(" ".join(str(row[name] or "")[:MOST_TEXT] for name in fields))
-    return captions if any(captions) else others
+                metadata_texts[number].append(" ".join(str(row[name] or "")[:MOST_TEXT] for name in fields))
+    return captions if any(captions) else metadata_texts
 
 
 def _rows(identity: Identity, ids: np.ndarray) -> Iterator[tuple[pa.Table, int]]:
@@ -257,7 +257,7 @@ def _rows(identity: Identity, ids: np.ndarray) -> Iterator[tuple[pa.Table, int]]
 def _write(
     index: Path, info: MapInfo, identity: Identity, ids: np.ndarray, at: np.ndarray, cluster: np.ndarray
 ) -> None:
-    names = pa.array([one.label or f"cluster {number}" for number, one in enumerate(info.clusters)], pa.string())
+    names = pa.array([entry.label or f"cluster {number}" for number, entry in enumerate(info.clusters)], pa.string())
     renamed = _renamed([name for name in identity.schema.names if name not in ("id", "unit_id", *OWN[5:])])
     note = {NOTE: json.dumps(msgspec.to_builtins(info)).encode()}
     path = map_path(index)
@@ -275,10 +275,10 @@ def _write(
                 **{name: _cut(table[name]) for name in OWN[5:]},
                 **{renamed[name]: _cut(table[name]) for name in renamed},
             }
-            made = pa.table(columns).replace_schema_metadata(note)
+            block = pa.table(columns).replace_schema_metadata(note)
             if writer is None:
-                writer = pq.ParquetWriter(temporary, made.schema, compression="zstd")
-            writer.write_table(made)
+                writer = pq.ParquetWriter(temporary, block.schema, compression="zstd")
+            writer.write_table(block)
         assert writer is not None
         writer.close()
         publish(temporary, path)
@@ -294,11 +294,11 @@ def _cut(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _renamed(columns: Sequence[str]) -> dict[str, str]:
     """Column of metadata -> its name in the map. Names that differ by case only are one name to DuckDB."""
     taken = {name.casefold() for name in OWN}
-    found = {}
+    new_names = {}
     for name in columns:
         new = name
         while new.casefold() in taken:
             new = f"metadata_{new}"
         taken.add(new.casefold())
-        found[name] = new
-    return found
+        new_names[name] = new
+    return new_names

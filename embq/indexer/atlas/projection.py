@@ -49,12 +49,12 @@ def reduce(read: ReadVectors, ids: np.ndarray, dim: int) -> Reduced:
     Args:
         ids: int64 (n,), ascending.
     """
-    kept: list[np.ndarray] = []
+    valid_ids: list[np.ndarray] = []
     shift: np.ndarray | None = None  # near the mean, so that no digits of the covariance are lost to it
     total, squares = np.zeros(dim), np.zeros((dim, dim))
-    for some, vectors in _blocks(read, ids, dim):
+    for block_ids, vectors in _blocks(read, ids, dim):
         good = ~faults(vectors)
-        kept.append(some[good])
+        valid_ids.append(block_ids[good])
         rows = vectors[good]
         if not len(rows):
             continue
@@ -63,7 +63,7 @@ def reduce(read: ReadVectors, ids: np.ndarray, dim: int) -> Reduced:
         rows -= shift
         total += rows.sum(axis=0, dtype=np.float64)
         squares += rows.T @ rows
-    good_ids = np.concatenate(kept) if kept else ids[:0]
+    good_ids = np.concatenate(valid_ids) if valid_ids else ids[:0]
     n = max(1, len(good_ids))
     mean = total / n
     variances, axes = np.linalg.eigh(squares / n - np.outer(mean, mean))
@@ -74,9 +74,9 @@ def reduce(read: ReadVectors, ids: np.ndarray, dim: int) -> Reduced:
     centre = mean + (0.0 if shift is None else shift)
     points = np.empty((len(good_ids), most), np.float32)
     first = 0
-    for some, vectors in _blocks(read, good_ids, dim):
-        points[first : first + len(some)] = (vectors - centre.astype(np.float32)) @ axes.astype(np.float32)
-        first += len(some)
+    for block_ids, vectors in _blocks(read, good_ids, dim):
+        points[first : first + len(block_ids)] = (vectors - centre.astype(np.float32)) @ axes.astype(np.float32)
+        first += len(block_ids)
     shares = np.maximum(variances[::-1][:most], 0.0)
     return Reduced(ids=good_ids, points=points, shares=shares / max(float(np.trace(squares / n)), 1e-30))
 
@@ -84,8 +84,8 @@ def reduce(read: ReadVectors, ids: np.ndarray, dim: int) -> Reduced:
 def _blocks(read: ReadVectors, ids: np.ndarray, dim: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rows = max(1, BLOCK_BYTES // (4 * dim))
     for first in range(0, len(ids), rows):
-        some = ids[first : first + rows]
-        yield some, read(some)
+        block_ids = ids[first : first + rows]
+        yield block_ids, read(block_ids)
 
 
 def plane(points: np.ndarray, method: str, seed: int) -> np.ndarray:
@@ -124,5 +124,5 @@ def clusters(points: np.ndarray, seed: int) -> np.ndarray:
     nearest = kmeans.index.search(points, 1)[1].ravel()
     rank = np.empty(count, np.int32)
     rank[np.argsort(-np.bincount(nearest, minlength=count), kind="stable")] = np.arange(count, dtype=np.int32)
-    found: np.ndarray = rank[nearest]
-    return found
+    numbers: np.ndarray = rank[nearest]
+    return numbers

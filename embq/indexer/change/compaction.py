@@ -12,7 +12,7 @@ from typing import Any
 from embq.core.units import content_hash
 from embq.indexer.change.version_swap import swap_version, tidy
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import alone
+from embq.indexer.index_files.files import index_lock
 from embq.indexer.index_files.lists import read_lists
 from embq.indexer.index_files.sizes import imbalance, list_sizes
 from embq.indexer.index_files.version import ListsFile, Version, read_current
@@ -31,9 +31,9 @@ class Compaction:
     """Result of a compaction.
 
     Attributes:
-        groups: that were put together; 1 where there was nothing to do but dropping what is deleted, or nothing at all.
+        groups: that were put together; 1 if there was nothing to do but dropping what is deleted, or nothing at all.
         dropped: codes of deleted rows.
-        fresh: False where nothing was to do.
+        fresh: False if nothing was to do.
     """
 
     version: Version
@@ -45,15 +45,15 @@ class Compaction:
 def compact(index: Path, runner: Runner, progress: StageProgress) -> Compaction:
     """Compact the current version, unless it is; interrupted, the same call goes on.
 
-    Raises InputError `no_index`, TryLaterError where another process is at work on the index, and what the runner
+    Raises InputError `no_index`, TryLaterError if another process is at work on the index, and what the runner
     raises.
     """
-    with alone(index):
+    with index_lock(index):
         return compacted(read_current(index), runner, progress)
 
 
 def due(version: Version) -> bool:
-    """True where additions are so many, or so large, that they should be put into the index."""
+    """True if additions are numerous or large enough that they should be put into the index."""
     return len(version.groups) > 1 and (
         len(version.groups) - 1 > MOST_GROUPS or version.next_id - merged_ids(version) > MOST_SHARE * version.next_id
     )
@@ -80,8 +80,8 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
         name="",
         groups=(
             tuple(
-                ListsFile.of(one.files["lists"], first=first, last=last)
-                for one, (first, last) in zip(done, bounds, strict=True)
+                ListsFile.of(sidecar.files["lists"], first=first, last=last)
+                for sidecar, (first, last) in zip(done, bounds, strict=True)
             ),
         ),
         notes={**base.notes, "dropped": base.deleted, "merged_ids": base.next_id},

@@ -13,7 +13,7 @@ from embq.core.errors import InputError
 from embq.core.storage.durable import drop, file_sha256
 from embq.core.storage.durable import publish as put
 from embq.indexer.change.version_swap import swap_version, tidy
-from embq.indexer.index_files.files import FILES, File, alone, disk_error
+from embq.indexer.index_files.files import FILES, File, disk_error, index_lock
 from embq.indexer.index_files.identity import Identity
 from embq.indexer.index_files.lists import is_set, read_lists
 from embq.indexer.index_files.version import Version, read_current
@@ -47,26 +47,26 @@ def delete(index: Path, keys: Sequence[str], ids: np.ndarray = NO_IDS) -> Deleti
     Args:
         ids: int64 (n,).
 
-    Raises InputError `no_such_key` where no row has any of the keys, `no_such_id` for an id of no row, and `no_index`;
-    TryLaterError where another process is at work on the index.
+    Raises InputError `no_such_key` if no row has any of the keys, `no_such_id` for an id of no row, and `no_index`;
+    TryLaterError if another process is at work on the index.
     """
-    with alone(index):
+    with index_lock(index):
         base = read_current(index)
-        spans = [(one.check(index), one.first_id, one.rows) for one in base.identity]
-        found = Identity.open(spans).ids_of(keys) if keys else {}
-        unknown = tuple(key for key, some in found.items() if not some)
+        spans = [(file.check(index), file.first_id, file.rows) for file in base.identity]
+        by_key = Identity.open(spans).ids_of(keys) if keys else {}
+        unknown = tuple(key for key, key_ids in by_key.items() if not key_ids)
         if len(ids) and not 0 <= ids.min() <= ids.max() < base.next_id:
             raise InputError(
                 f"there is no row with id {ids.max()}", next_step=f"{index} has {base.next_id:,}", code="no_such_id"
             )
-        if unknown and len(unknown) == len(found) and not len(ids):
+        if unknown and len(unknown) == len(by_key) and not len(ids):
             raise InputError(
                 f"no row of {index} has {'the key' if len(unknown) == 1 else f'any of the {len(unknown):,} keys'} "
                 f"{', '.join(unknown[:NAMED])}{', ...' if len(unknown) > NAMED else ''}",
                 next_step="keys are those that `embq search` shows; nothing was deleted",
                 code="no_such_key",
             )
-        ids = np.unique(np.concatenate([ids, *(np.asarray(some, np.int64) for some in found.values())]))
+        ids = np.unique(np.concatenate([ids, *(np.asarray(key_ids, np.int64) for key_ids in by_key.values())]))
         bits = deleted_bits(base)
         new = ids[~is_set(bits, ids)]
         if not len(new):
@@ -91,8 +91,8 @@ def deleted_bits(version: Version) -> np.ndarray:
     """uint8 (ids / 8,): a bit for each id of a version, that of id 0 the lowest of the first byte; the caller's own."""
     bits = np.zeros(-(-version.next_id // 8), np.uint8)
     if version.deleted_file is not None:
-        known = np.fromfile(version.deleted_file.check(version.index), np.uint8)
-        bits[: len(known)] = known
+        stored = np.fromfile(version.deleted_file.check(version.index), np.uint8)
+        bits[: len(stored)] = stored
     return bits
 
 
@@ -101,9 +101,9 @@ def _listed(version: Version) -> Iterator[np.ndarray]:
     from embq.indexer.faiss_module import faiss
 
     for group in version.groups:
-        for one in group:
-            lists = read_lists(one.check(version.index), mapped=True)
-            for number in range(one.last - one.first):
+        for file in group:
+            lists = read_lists(file.check(version.index), mapped=True)
+            for number in range(file.last - file.first):
                 if count := lists.list_size(number):
                     yield faiss().rev_swig_ptr(lists.get_ids(number), count).copy()
 

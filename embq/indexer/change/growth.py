@@ -18,7 +18,7 @@ from embq.indexer.change.compaction import Compaction, compacted, due
 from embq.indexer.change.version_swap import swap_version, tidy
 from embq.indexer.collection.opening import Block, Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import alone, from_json
+from embq.indexer.index_files.files import from_json, index_lock
 from embq.indexer.index_files.sizes import imbalance
 from embq.indexer.index_files.version import ListsFile, Version, read_current
 from embq.indexer.plan.build_options import bytes_text, parse_bytes
@@ -45,7 +45,7 @@ class GrowthProgress(StageProgress, Protocol):
     """Receives the progress of a growth."""
 
     def growing(self, spec: GrowthSpec, *, resumed: bool) -> None:
-        """Called before any work; `resumed` where an interrupted growth goes on."""
+        """Called before any work; `resumed` if an interrupted growth goes on."""
         ...
 
 
@@ -90,12 +90,12 @@ class GrowthSpec(BuildSpec):
             collection=self.collection,
             groups=(
                 *base.groups,
-                *((ListsFile.of(one.files["lists"], first=0, last=one.stats["lists"]),) for one in added),
+                *((ListsFile.of(sidecar.files["lists"], first=0, last=sidecar.stats["lists"]),) for sidecar in added),
             ),
             rows=(*base.rows, *row_files(added, self.new_blocks, "rows")) if base.rows else (),
             identity=(*base.identity, *row_files(added, self.new_blocks, "identity")),
             next_id=self.collection.n,
-            excluded=base.excluded + sum(one.stats["excluded"] for one in added),
+            excluded=base.excluded + sum(sidecar.stats["excluded"] for sidecar in added),
         )
 
 
@@ -105,9 +105,9 @@ class Grown:
 
     Attributes:
         version: current version afterwards.
-        rows: that were added; 0 where the collection has no more than the index.
+        rows: that were added; 0 if the collection has no more than the index.
         report: content of "growth" in infos.json.
-        compaction: where one was due.
+        compaction: if one was due.
     """
 
     version: Version
@@ -116,9 +116,9 @@ class Grown:
     compaction: Compaction | None = None
 
 
-def holds(version: Version, collection: Collection, asked: Mapping[str, Any]) -> bool:
+def holds(version: Version, collection: Collection, key_options: Mapping[str, Any]) -> bool:
     """True for a version with all rows of a collection that was built with these options."""
-    if content_hash(version.notes.get("asked")) != content_hash(dict(asked)):
+    if content_hash(version.notes.get("asked")) != content_hash(dict(key_options)):
         return False
     try:
         return not collection.grown_from(version.collection)
@@ -141,11 +141,11 @@ def grow(
         collection: as it is now.
         memory_bytes: that all processes of a machine may take together.
 
-    Raises InputError where rows of the index are gone or have changed (`part_missing`, `part_changed`,
-    `other_embeddings`) or new ones are no vectors (`bad_vectors`), TryLaterError where another process works on the
+    Raises InputError if rows of the index are gone or have changed (`part_missing`, `part_changed`,
+    `other_embeddings`) or new ones are no vectors (`bad_vectors`), TryLaterError if another process works on the
     index, and what the runner raises. Finished units stay for the next attempt.
     """
-    with alone(index):
+    with index_lock(index):
         base = read_current(index)
         now = _continued(collection, base)
         if now.n == base.next_id:
@@ -221,9 +221,9 @@ def _spec(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes: i
 
 
 def _check_memory(now: Collection, base: Version) -> None:
-    """Raise InputError where the grown index would exceed its memory limit."""
+    """Raise InputError if the grown index would exceed its memory limit."""
     limit = base.notes["asked"].get("max_index_memory_usage")
-    lists = sum(one.bytes for group in base.groups for one in group)
+    lists = sum(file.bytes for group in base.groups for file in group)
     needed = base.trained.bytes + lists * now.n / max(1, base.next_id - base.dropped)
     if limit is not None and needed > parse_bytes(limit) * base.plan.indices:
         raise InputError(
@@ -236,14 +236,14 @@ def _check_memory(now: Collection, base: Version) -> None:
 
 def _queries(base: Version) -> QueryPlan:
     """The query sets of the last tuning with fewer queries; sets whose file is gone are left out."""
-    known = from_json(QueryPlan, base.notes["queries"], "query plan of an index")
-    files = {name: path for name, path in known.files.items() if Path(path).exists()}
+    previous = from_json(QueryPlan, base.notes["queries"], "query plan of an index")
+    files = {name: path for name, path in previous.files.items() if Path(path).exists()}
     counts = {
         name: min(count, RETUNE_QUERIES)
-        for name, count in known.counts.items()
-        if name not in known.files or name in files
+        for name, count in previous.counts.items()
+        if name not in previous.files or name in files
     }
-    return replace(known, counts=counts, files=files)
+    return replace(previous, counts=counts, files=files)
 
 
 def _tuned_rows(version: Version) -> int:
@@ -253,12 +253,12 @@ def _tuned_rows(version: Version) -> int:
 def _run_stages(
     spec: GrowthSpec, build_dir: BuildDir, runner: Runner, progress: GrowthProgress
 ) -> dict[str, list[Sidecar]]:
-    """Run all stages; gives the sidecars of each."""
+    """Run all stages; returns the sidecars of each."""
     stages = StageSequence(build_dir, runner, progress)
     added = stages.run("grow", len(spec.new_blocks))
-    refuse_faults(spec, added, sum(one.stats["excluded"] for one in added), f"{spec.new_rows:,} new")
+    refuse_faults(spec, added, sum(sidecar.stats["excluded"] for sidecar in added), f"{spec.new_rows:,} new")
     # The stage `truth` is that of a build, which knows the query sets as `queries`.
-    stages.run("ask", 1, known_as="queries")
+    stages.run("new_queries", 1, known_as="queries")
     stages.run("truth", len(spec.blocks) if spec.growth.exact else 0, ("queries",))
     stages.run("retune", 1, ("grow", "queries", "truth"))
     return stages.sidecars
@@ -274,10 +274,10 @@ def growth_report(spec: GrowthSpec, base: Version, stages: Mapping[str, Sequence
     added, retuned = stages["grow"], stages["retune"][0].stats
     collection, plan = spec.collection, spec.plan
     drift = _drift(spec, base, added)
-    every = [one for units in stages.values() for one in units]
+    every = [sidecar for units in stages.values() for sidecar in units]
     return {
         "rows_added": spec.new_rows,
-        "excluded": sum(one.stats["excluded"] for one in added),
+        "excluded": sum(sidecar.stats["excluded"] for sidecar in added),
         "rows_at_training": plan.n,
         "rows_since_training": collection.n - plan.n,
         "drift": drift,
@@ -289,9 +289,9 @@ def growth_report(spec: GrowthSpec, base: Version, stages: Mapping[str, Sequence
         },
         "tuned_again": retuned["tuned"],
         "warnings": _warnings(drift, retuned, rows=collection.n, rows_at_training=plan.n),
-        "seconds": {stage: sum(one.seconds for one in units) for stage, units in stages.items()},
-        "cpu_seconds": {stage: sum(one.cpu_seconds for one in units) for stage, units in stages.items()},
-        "peak_rss_bytes": max(one.peak_rss_bytes for one in every),
+        "seconds": {stage: sum(sidecar.seconds for sidecar in units) for stage, units in stages.items()},
+        "cpu_seconds": {stage: sum(sidecar.cpu_seconds for sidecar in units) for stage, units in stages.items()},
+        "peak_rss_bytes": max(sidecar.peak_rss_bytes for sidecar in every),
     }
 
 
@@ -315,11 +315,11 @@ def _warnings(drift: Mapping[str, float], retuned: Mapping[str, Any], *, rows: i
             "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
             f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training"
         )
-    now, before = drift["imbalance_factor"], drift["imbalance_factor_before"]
-    if now > before * (1.0 + WARN_CHANGE):
+    now, at_training = drift["imbalance_factor"], drift["imbalance_factor_before"]
+    if now > at_training * (1.0 + WARN_CHANGE):
         reasons.append(
             f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
-            f"{before:.3g} at training"
+            f"{at_training:.3g} at training"
         )
     if retuned["met"] is False:
         reasons.append(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from embq.core.errors import InputError
 from embq.indexer.collection.columns import find_columns
 from embq.indexer.collection.listing import Listing, Shape, file_ref, noted, same_shape
-from embq.indexer.collection.npy import look
+from embq.indexer.collection.npy import inspect_file
 from embq.indexer.collection.parquet import opened
 from embq.indexer.collection.parts import no_embeddings
 from embq.indexer.collection.remote import FilePath, each
@@ -35,10 +35,10 @@ def describe_layout(
 
     Args:
         folder: that the paths of the parts' files are relative to.
-        output: "image" or "text"; None for images, where there are any.
+        output: "image" or "text"; None for images, if there are any.
         id_columns: columns of metadata; () for all.
 
-    Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
+    Raises InputError `misaligned` if files that belong together are missing or have not as many rows as each other,
     and what `embq.indexer.collection.npy.open_matrix` raises.
     """
     layouts = [_layout(root, output) for root in roots]
@@ -53,21 +53,21 @@ def describe_layout(
     schemas: list[tuple[FilePath, pa.Schema]] = []
     shapes: dict[str, Shape] = {}
     remote = not isinstance(folder, Path)
-    vectors = [path for one in layouts for files in one.vectors.values() for path in files.values()]
-    looks = dict(zip(vectors, each(look, vectors, remote=remote), strict=True))
-    metadata = [path for one in layouts for path in (one.metadata or {}).values()]
+    vectors = [path for folder_layout in layouts for files in folder_layout.vectors.values() for path in files.values()]
+    summaries = dict(zip(vectors, each(inspect_file, vectors, remote=remote), strict=True))
+    metadata = [path for folder_layout in layouts for path in (folder_layout.metadata or {}).values()]
     footers = dict(zip(metadata, each(_footer, metadata, remote=remote), strict=True))
-    for one, number, first in _files(layouts):
-        rows, refs = looks[first].rows, []
-        for name, files in one.vectors.items():
+    for folder_layout, number, first in _files(layouts):
+        rows, refs = summaries[first].rows, []
+        for name, files in folder_layout.vectors.items():
             path = files[number]
-            found = looks[path]
-            _same_rows(first, rows, path, found.rows)
-            if found.shape is not None:
-                shapes[name] = same_shape(shapes.get(name), found.shape)
+            summary = summaries[path]
+            _same_rows(first, rows, path, summary.rows)
+            if summary.shape is not None:
+                shapes[name] = same_shape(shapes.get(name), summary.shape)
             refs.append(file_ref(folder, path, kind="vectors", column=FOLDERS[name]))
-        if one.metadata is not None:
-            path = one.metadata[number]
+        if folder_layout.metadata is not None:
+            path = folder_layout.metadata[number]
             count, schema = footers[path]
             _same_rows(first, rows, path, count)
             schemas.append((path, schema))
@@ -101,8 +101,8 @@ class _Layout:
 
     Attributes:
         output: whose vectors are indexed: "image" or "text".
-        vectors: files of these, and after them of the other modality, where there are any.
-        metadata: files of metadata; None where there is no such folder.
+        vectors: files of these, and after them of the other modality, if there are any.
+        metadata: files of metadata; None if there is no such folder.
     """
 
     output: str
@@ -116,21 +116,21 @@ class _Layout:
 
 
 def _layout(root: FilePath, output: str | None) -> _Layout:
-    """Files of the folders; InputError where the requested output is missing, or a file lacks its partner."""
-    there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
-    if output is not None and output not in there:
+    """Files of the folders; InputError if the requested output is missing, or a file lacks its partner."""
+    by_output = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
+    if output is not None and output not in by_output:
         raise InputError(
-            f"{root} has no vectors of {output!r}", next_step=f"it has {' and '.join(there)}", code="which_output"
+            f"{root} has no vectors of {output!r}", next_step=f"it has {' and '.join(by_output)}", code="which_output"
         )
-    chosen = output or next(name for name in FOLDERS if there.get(name) or list(there) == [name])
-    if not there[chosen]:
+    chosen = output or next(name for name in FOLDERS if by_output.get(name) or list(by_output) == [name])
+    if not by_output[chosen]:
         raise no_embeddings(f"{root / FOLDERS[chosen]} holds no .npy files", "name another folder")
     metadata = _numbered(root / METADATA, ".parquet") if (root / METADATA).is_dir() else None
-    partners = {name: files for name, files in there.items() if name != chosen and files}
+    partners = {name: files for name, files in by_output.items() if name != chosen and files}
     beside = {} if metadata is None else {root / METADATA: metadata}
     beside |= {root / FOLDERS[name]: files for name, files in partners.items()}
-    _pair(root / FOLDERS[chosen], there[chosen], beside)
-    return _Layout(output=chosen, vectors={chosen: there[chosen], **partners}, metadata=metadata)
+    _pair(root / FOLDERS[chosen], by_output[chosen], beside)
+    return _Layout(output=chosen, vectors={chosen: by_output[chosen], **partners}, metadata=metadata)
 
 
 def _footer(path: FilePath) -> tuple[int, pa.Schema]:
@@ -141,7 +141,7 @@ def _footer(path: FilePath) -> tuple[int, pa.Schema]:
 
 def _numbered(folder: FilePath, suffix: str) -> dict[str, FilePath]:
     """Number, as it is written -> file, in the order of their names."""
-    found: dict[str, FilePath] = {}
+    by_number: dict[str, FilePath] = {}
     values: dict[int, FilePath] = {}
     files: Iterator[FilePath] = folder.glob(f"[!.]*{suffix}")
     for path in sorted(files, key=str):
@@ -153,17 +153,17 @@ def _numbered(folder: FilePath, suffix: str) -> dict[str, FilePath]:
                 next_step="take the files of one of them away",
                 code="misaligned",
             )
-        found[number] = path
-    return found
+        by_number[number] = path
+    return by_number
 
 
-def _pair(folder: FilePath, files: dict[str, FilePath], others: dict[FilePath, dict[str, FilePath]]) -> None:
-    """Raise InputError where a file of one folder has none with its number in another."""
-    for other, theirs in others.items():
+def _pair(folder: FilePath, files: dict[str, FilePath], partners: dict[FilePath, dict[str, FilePath]]) -> None:
+    """Raise InputError if a file of one folder has none with its number in another."""
+    for other, theirs in partners.items():
         for have, lack, where in ((files, theirs, other), (theirs, files, folder)):
-            if alone := next((number for number in have if number not in lack), None):
+            if unpaired := next((number for number in have if number not in lack), None):
                 raise InputError(
-                    f"{have[alone]} belongs to a file with the same number in {where}, which is not there",
+                    f"{have[unpaired]} belongs to a file with the same number in {where}, which is not there",
                     next_step="bring the other file back, or take this one away",
                     code="misaligned",
                 )

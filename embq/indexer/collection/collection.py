@@ -34,9 +34,9 @@ class Collection:
         parts: in order of their ids, without gaps.
         complete: False for a run that is still under way.
         rows_spec: `embq.core.rows.spec.RowSpec.describe()` of a run, else {}.
-        model: what made the vectors, where that is known: `embq.core.models.ModelConfig.describe()`, and under "output"
+        model: what made the vectors, if that is known: `embq.core.models.ModelConfig.describe()`, and under "output"
             the name, spec and modality of the output that is indexed.
-        fingerprint: of the model that made the vectors, where that is known.
+        fingerprint: of the model that made the vectors, if that is known.
         run: id of the run.
         id_columns: columns of metadata in the identity.
         query_columns: modality -> column of other vectors of the same rows that the same joint model made of it.
@@ -101,7 +101,7 @@ class Collection:
 
         Raises InputError `part_missing`, `part_changed` or `part_damaged`.
         """
-        name = self._known(column)
+        name = self._vector_column(column)
         first, filled = first_id, 0
         batch = np.empty((0, self.dim), np.float32)
         reader = self._reader()
@@ -124,18 +124,18 @@ class Collection:
             ids: int64, ascending.
             column: as in `read_vectors`, which documents the errors as well.
         """
-        name = self._known(column)
-        found = np.empty((len(ids), self.dim), np.float32)
+        name = self._vector_column(column)
+        rows = np.empty((len(ids), self.dim), np.float32)
         if not len(ids):
-            return found
+            return rows
         if ids[0] < 0 or ids[-1] >= self.n or (np.diff(ids) < 0).any():
             raise ValueError(f"ids of {self.n} rows must be ascending: {ids}")
         reader, numbers = self._reader(), np.searchsorted([part.first_id for part in self.parts], ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             part, here = self.parts[number], numbers == number
             check_unchanged(self.root, part)
-            found[here] = rows_at(reader, part, name, ids[here] - part.first_id, self.dim)
-        return found
+            rows[here] = rows_at(reader, part, name, ids[here] - part.first_id, self.dim)
+        return rows
 
     def read_identity(self, first_id: int, stop_id: int) -> Iterator[pa.Table]:
         """id, key, caption, source, unit_id and the columns of metadata of these rows, in order; one schema for all.
@@ -149,7 +149,7 @@ class Collection:
             first += table.num_rows
 
     def run_of(self, id_: int) -> Place | None:
-        """Output folder of the run that a row is of; None where the collection is of plain files."""
+        """Output folder of the run that a row is of; None if the collection is of plain files."""
         if self.kind != "run":
             return None
         return self._run_reader().run_of(self._part(id_))
@@ -161,7 +161,7 @@ class Collection:
         return self._run_reader().ordinal(part, id_ - part.first_id)
 
     def check(self) -> None:
-        """Raise InputError where a file is missing, or is not what it was; none is read."""
+        """Raise InputError if a file is missing, or is not what it was; none is read."""
         check_all(self.root, self.parts)
 
     def _part(self, id_: int) -> PartRef:
@@ -192,7 +192,7 @@ class Collection:
     def _run_reader(self) -> RunReader:
         return RunReader(root=self.root, folders=self.folders, rows_spec=self.rows_spec, id_columns=self.id_columns)
 
-    def _known(self, column: str | None) -> str:
+    def _vector_column(self, column: str | None) -> str:
         if column is not None and column not in (self.column, *self.query_columns.values()):
             raise ValueError(f"no column of vectors {column!r}")
         return column or self.column
@@ -202,22 +202,22 @@ class Collection:
     def grown_from(self, old: Collection) -> list[PartRef]:
         """The parts that were added since, with the ids behind the old ones.
 
-        Raises InputError where an old part is gone or is another one now, or where these are other vectors.
+        Raises InputError if an old part is gone or is another one now, or where these are other vectors.
         """
         self._check_kind(old)
-        there = {part.files: part for part in self.parts}
+        by_files = {part.files: part for part in self.parts}
         check_all(self.root, old.parts)
         for part in old.parts:
-            if part.files not in there or there[part.files].rows != part.rows:
+            if part.files not in by_files or by_files[part.files].rows != part.rows:
                 raise InputError(
                     f"{part.files[0].path} is in the index and is no part of {self.root} any more",
                     next_step="bring it back, or build the index anew",
                     code="part_missing",
                 )
-        known = {part.files for part in old.parts}
+        old_files = {part.files for part in old.parts}
         added, first = [], old.n
         for part in self.parts:
-            if part.files not in known:
+            if part.files not in old_files:
                 added.append(replace(part, first_id=first))
                 first += part.rows
         return added
@@ -231,12 +231,12 @@ class Collection:
         return replace(self, parts=parts, id_columns=old.id_columns, id_types=old.id_types, named=old.named)
 
     def _check_kind(self, old: Collection) -> None:
-        """Raise InputError where these are other vectors, or where metadata would not fit the old columns."""
+        """Raise InputError if these are other vectors, or where metadata would not fit the old columns."""
         same = ["kind", "column", "dim", "rows_spec", "fingerprint"]
         if self.kind != "clip-retrieval":  # of which all columns are taken that there are
             same.append("id_columns")
         changed: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(self, name)) for name in same}
-        if bool(self.folders) != bool(old.folders):  # paths of parts begin with the folder where there are several
+        if bool(self.folders) != bool(old.folders):  # paths of parts begin with the folder if there are several
             changed["number of folders"] = (len(old.roots), len(self.roots))
         for name, type_ in old.id_types.items():
             if type_ != "string":  # which holds anything
@@ -251,7 +251,7 @@ class Collection:
 
 
 def faults(vectors: np.ndarray, metric: str = "cosine") -> np.ndarray:
-    """Vectors that cannot be indexed: bool (n,), True where one is not finite, or has no direction for the cosine.
+    """Vectors that cannot be indexed: bool (n,), True if one is not finite, or has no direction for the cosine.
 
     Args:
         vectors: float32 (n, d).

@@ -26,7 +26,7 @@ KEYS = ("key", "image_path", "url", "id")
 CAPTIONS = ("caption", "text")
 """Columns that can be the text of a row."""
 
-OURS = frozenset(one.name for one in IDENTITY)
+OURS = frozenset(field.name for field in IDENTITY)
 PREFIX = "input_"
 """Before the name of a column that would be called like one of `IDENTITY`."""
 
@@ -54,37 +54,37 @@ class Columns:
 
 
 def find_columns(
-    schemas: Iterable[tuple[FilePath, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]
+    schemas: Iterable[tuple[FilePath, pa.Schema]], selected: Sequence[str] | None, vectors: Sequence[str]
 ) -> Columns:
     """The columns that are taken, with types that hold for all files.
 
     Args:
         schemas: of each file.
-        wanted: the columns that become metadata, which all files have; None for all that any file has.
+        selected: the columns that become metadata, which all files have; None for all that any file has.
         vectors: columns that are none of it.
 
-    Raises InputError where a wanted column is missing.
+    Raises InputError if a wanted column is missing.
     """
     types: dict[str, str] = {}
     for path, schema in schemas:
-        if absent := [name for name in wanted or () if name not in schema.names]:
-            there = [name for name in schema.names if name not in vectors]
+        if absent := [name for name in selected or () if name not in schema.names]:
+            present = [name for name in schema.names if name not in vectors]
             raise InputError(
                 f"{path} has no column {absent[0]!r}",
-                next_step=f"it has {', '.join(there)}" if there else "it has no columns beside the vectors",
+                next_step=f"it has {', '.join(present)}" if present else "it has no columns beside the vectors",
                 code="no_column",
             )
         for field in schema:
             if field.name not in vectors:
                 types[field.name] = _both(types.get(field.name, ""), _type_of(field.type))
-    roles = {"key": _first(KEYS, wanted or list(types)), "caption": _first(CAPTIONS, wanted or list(types))}
+    roles = {"key": _first(KEYS, selected or list(types)), "caption": _first(CAPTIONS, selected or list(types))}
     named = {role: name for role, name in roles.items() if name}
-    kept = [name for name in (types if wanted is None else wanted) if name not in OURS or named.get(name) != name]
-    return Columns(types={column_in_index(name): types[name] or "string" for name in kept}, named=named)
+    names = [name for name in (types if selected is None else selected) if name not in OURS or named.get(name) != name]
+    return Columns(types={column_in_index(name): types[name] or "string" for name in names}, named=named)
 
 
-def _first(names: Sequence[str], there: Sequence[str]) -> str:
-    by_lower = {name.lower(): name for name in reversed(there)}
+def _first(names: Sequence[str], present: Sequence[str]) -> str:
+    by_lower = {name.lower(): name for name in reversed(present)}
     return next((by_lower[name] for name in names if name in by_lower), "")
 
 
@@ -115,11 +115,11 @@ def _type_of(type_: pa.DataType) -> str:
     return "float64" if pa.types.is_floating(type_) else "string"
 
 
-def _both(one: str, other: str) -> str:
+def _both(first: str, second: str) -> str:
     """A type for the values of both; a whole number in a column that became one of floats is why these are none."""
-    if not one or not other or one == other:
-        return one or other
-    return "float64" if {one, other} == {"int64", "float64"} else "string"
+    if not first or not second or first == second:
+        return first or second
+    return "float64" if {first, second} == {"int64", "float64"} else "string"
 
 
 def without_columns(start: int, stop: int) -> Iterator[pa.Table]:
@@ -136,30 +136,30 @@ def identity(file: FileRef, table: pa.Table, start: int, columns: Columns) -> pa
         start: the first of them in the file.
     """
     plain = rows_of_file(file, start, start + table.num_rows)
-    known = {one.name: plain[one.name] for one in IDENTITY[1:]}
+    values = {field.name: plain[field.name] for field in IDENTITY[1:]}
     for role, name in columns.named.items():
         if name in table.column_names:
             texts = cast(table[name], "string")
-            known[role] = pc.coalesce(texts, known[role]) if role == "key" else texts
+            values[role] = pc.coalesce(texts, values[role]) if role == "key" else texts
     fields = [*IDENTITY[1:], *(pa.field(name, COLUMN_ARROW[type_]) for name, type_ in columns.types.items())]
     for name, type_ in columns.types.items():
         at = table.column_names.index(column_in_file(name)) if column_in_file(name) in table.column_names else None
-        known[name] = pa.nulls(table.num_rows, COLUMN_ARROW[type_]) if at is None else cast(table.column(at), type_)
-    return pa.Table.from_arrays([known[one.name] for one in fields], schema=pa.schema(fields))
+        values[name] = pa.nulls(table.num_rows, COLUMN_ARROW[type_]) if at is None else cast(table.column(at), type_)
+    return pa.Table.from_arrays([values[field.name] for field in fields], schema=pa.schema(fields))
 
 
 def cast(column: pa.ChunkedArray, type_: str) -> pa.ChunkedArray:
     """A column as one of the types of metadata; what is no number becomes text, what is nested JSON text."""
-    wanted = COLUMN_ARROW[type_]
+    target = COLUMN_ARROW[type_]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if wanted == column.type:
+    if target == column.type:
         return column
     if type_ == "float64":  # of whole numbers that no float64 is, the nearest
-        return column.cast(wanted, safe=False)
+        return column.cast(target, safe=False)
     if type_ == "string" and (pa.types.is_nested(column.type) or pa.types.is_binary(column.type)):
-        return pa.chunked_array([[_text(value) for value in column.to_pylist()]], wanted)
-    return column.cast(wanted)
+        return pa.chunked_array([[_text(value) for value in column.to_pylist()]], target)
+    return column.cast(target)
 
 
 def _text(value: object) -> str | None:

@@ -14,29 +14,29 @@ from embq.core.errors import InputError
 from embq.core.formats.base import FORMAT_ERRORS, READ_ROWS
 from embq.core.formats.hdf5 import h5py_module, read_rows
 from embq.indexer.collection.columns import without_columns
-from embq.indexer.collection.listing import FileLook, Shape, choose_column, noted
+from embq.indexer.collection.listing import Shape, Summary, choose_column, noted
 from embq.indexer.collection.parts import PartRef, damaged
 from embq.indexer.collection.remote import FilePath
 
 
-def look(path: FilePath, column: str | None) -> FileLook:
-    """Content of an HDF5 file; InputError where it has no dataset of vectors, or not the one that is named."""
+def inspect_file(path: FilePath, column: str | None) -> Summary:
+    """Content of an HDF5 file; InputError if it has no dataset of vectors, or not the one that is named."""
     with opened(path) as file:
         if column is None:
             column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
         dataset = _vectors(path, file, column)
         rows = len(dataset)
         if not rows:
-            return FileLook(rows=0, column=column)
+            return Summary(rows=0, column=column)
         shape = Shape(path=path, dim=dataset.shape[1], dtype=str(dataset.dtype), **noted(file.attrs))
         sources = dataset.virtual_sources() if dataset.is_virtual else ()
         shown = frozenset(path.parent / source.file_name for source in sources)
-        return FileLook(rows=rows, column=column, shape=shape, schema=_schema(file, rows), shown=shown)
+        return Summary(rows=rows, column=column, shape=shape, schema=_schema(file, rows), shown=shown)
 
 
 @contextmanager
 def opened(path: FilePath) -> Iterator[Any]:
-    """An open file for the length of the block; InputError where it cannot be read, also in the block."""
+    """An open file for the length of the block; InputError if it cannot be read, also in the block."""
     h5py = h5py_module()
     assert isinstance(path, Path), "remote files are refused when they are listed"
     try:
@@ -68,12 +68,12 @@ def _vectors(path: FilePath, file: Any, column: str) -> Any:
 
 def _schema(file: Any, rows: int) -> pa.Schema:
     """The datasets that have a value for each row."""
-    found = []
+    fields = []
     for name, dataset in file.items():
         if getattr(dataset, "ndim", 0) == 1 and len(dataset) == rows:
             text = dataset.dtype.kind not in "biuf"
-            found.append(pa.field(name, pa.string() if text else pa.from_numpy_dtype(dataset.dtype)))
-    return pa.schema(found)
+            fields.append(pa.field(name, pa.string() if text else pa.from_numpy_dtype(dataset.dtype)))
+    return pa.schema(fields)
 
 
 def vectors(path: FilePath, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -89,14 +89,14 @@ def vectors(path: FilePath, part: PartRef, column: str, dim: int, start: int, st
 def rows_of(path: FilePath, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
     """The rows from `start` up to `stop` of those datasets that the file has, a bounded number at a time."""
     with opened(path) as file:
-        known = _schema(file, part.rows).names
-        there = [name for name in columns if name in known]
-        if not there:
+        datasets = _schema(file, part.rows).names
+        present = [name for name in columns if name in datasets]
+        if not present:
             yield from without_columns(start, stop)
             return
         for first in range(start, stop, READ_ROWS):
             last = min(first + READ_ROWS, stop)
-            yield pa.table({name: _values(read_rows(file[name], first, last)) for name in there})
+            yield pa.table({name: _values(read_rows(file[name], first, last)) for name in present})
 
 
 def _values(values: np.ndarray) -> pa.Array:

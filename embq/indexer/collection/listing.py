@@ -16,7 +16,7 @@ from embq.indexer.collection.parts import IDENTITY, FileRef, PartRef, no_embeddi
 from embq.indexer.collection.remote import FilePath, RemotePath, each, name_below
 
 EMBEDDING = "embedding"
-"""The column of vectors, where none is named."""
+"""The column of vectors, if none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileLook:
+class Summary:
     """Content of a file of vectors.
 
     Attributes:
-        column: the column of vectors; None where that is open, because the file has no rows.
+        column: the column of vectors; None if that is open, because the file has no rows.
         shape: of its vectors; None of a file without rows.
         schema: its columns of metadata, which may have columns of vectors among them.
         shown: other files whose rows it only shows.
@@ -63,7 +63,7 @@ class Listing:
         self._rows = 0
 
     def add(self, rows: int, *files: FileRef) -> None:
-        """Files that belong together, with so many rows each. Where that is none, the first is noted as empty."""
+        """Files that belong together, with this number of rows each. If that is 0, the first is noted as empty."""
         if not rows:
             self._empty.append(files[0].path)
             return
@@ -75,19 +75,19 @@ class Listing:
         return {"parts": tuple(self._parts), "empty": tuple(self._empty)}
 
 
-def same_shape(before: Shape | None, this: Shape) -> Shape:
-    """`before`, or `this` where there is none; InputError `mixed_embeddings` where they differ."""
-    if before is None:
+def same_shape(previous: Shape | None, this: Shape) -> Shape:
+    """`previous`, or `this` if there is none; InputError `mixed_embeddings` if they differ."""
+    if previous is None:
         return this
-    if (before.dim, before.dtype) != (this.dim, this.dtype):
+    if (previous.dim, previous.dtype) != (this.dim, this.dtype):
         why = (
-            f"{before.path} holds {before.dim} numbers of {before.dtype}, {this.path} holds {this.dim} of {this.dtype}"
+            f"{previous.path} holds {previous.dim} numbers of {previous.dtype}, {this.path} {this.dim} of {this.dtype}"
         )
-    elif before.fingerprint != this.fingerprint:
-        origins = [f"{one.path} is from {one.model or 'no run of embq'}" for one in (before, this)]
+    elif previous.fingerprint != this.fingerprint:
+        origins = [f"{shape.path} is from {shape.model or 'no run of embq'}" for shape in (previous, this)]
         why = f"{' and '.join(origins)} (their fingerprints differ)"
     else:
-        return before
+        return previous
     raise InputError(
         f"these are not vectors of one model: {why}",
         next_step="give the files of each model a folder of their own",
@@ -105,21 +105,21 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def choose_column(path: FilePath, there: Sequence[str], columns: Sequence[str]) -> str:
-    """The column of vectors where none is named: "embedding", or the only one; InputError where there is no such.
+def choose_column(path: FilePath, candidates: Sequence[str], columns: Sequence[str]) -> str:
+    """The column of vectors if none is named: "embedding", or the only one; InputError if there is no such.
 
     Args:
-        there: columns of vectors.
+        candidates: columns of vectors.
         columns: all columns, for the error.
     """
-    if EMBEDDING in there or len(there) == 1:
-        return EMBEDDING if EMBEDDING in there else there[0]
-    if not there:
+    if EMBEDDING in candidates or len(candidates) == 1:
+        return EMBEDDING if EMBEDDING in candidates else candidates[0]
+    if not candidates:
         raise no_embeddings(
             f"{path} has no column of vectors: it has {', '.join(columns) or 'no columns'}", "name another folder"
         )
     raise InputError(
-        f"{path} has {len(there)} columns of vectors, and an index holds one of them: {', '.join(there)}",
+        f"{path} has {len(candidates)} columns of vectors, and an index holds one of them: {', '.join(candidates)}",
         next_step="name it with --embedding-column-name",
         code="which_output",
     )
@@ -129,18 +129,18 @@ def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
     """The files in a folder that end so, at any depth, sorted by their paths.
 
     Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, those whose
-    names begin with "_", and folders that hold an index. InputError `no_embeddings` where there is none.
+    names begin with "_", and folders that hold an index. InputError `no_embeddings` if there is none.
     """
     if root.is_file():
         return [_with_status(root)]
-    found = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
-    if not found:
+    files = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
+    if not files:
         raise no_embeddings(
             f"{root} holds no files that end in {' or '.join(suffixes)}",
             "name a folder with embeddings, or the output of a run",
         )
-    found.sort(key=str)
-    return list(each(_with_status, found, remote=not isinstance(root, Path)))
+    files.sort(key=str)
+    return list(each(_with_status, files, remote=not isinstance(root, Path)))
 
 
 def _with_status(path: FilePath) -> FilePath:

@@ -13,7 +13,7 @@ import numpy as np
 from embq.core.errors import InputError
 from embq.core.formats.base import READ_ROWS
 from embq.core.formats.npy import mapped, read_header, read_matrix
-from embq.indexer.collection.listing import EMBEDDING, FileLook, Shape
+from embq.indexer.collection.listing import EMBEDDING, Shape, Summary
 from embq.indexer.collection.parts import PartRef, damaged
 from embq.indexer.collection.remote import FilePath, RemotePath, require_same
 
@@ -33,17 +33,17 @@ class RemoteMatrix:
         return self.shape[0]
 
 
-def look(path: FilePath, _column: str | None = None) -> FileLook:
-    """Content of a .npy file; InputError where that is no list of vectors."""
+def inspect_file(path: FilePath, _column: str | None = None) -> Summary:
+    """Content of a .npy file; InputError if that is no list of vectors."""
     matrix = open_matrix(path)
     shape = Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype)) if len(matrix) else None
-    return FileLook(rows=len(matrix), column=EMBEDDING, shape=shape)
+    return Summary(rows=len(matrix), column=EMBEDDING, shape=shape)
 
 
 def open_matrix(path: FilePath) -> np.ndarray | RemoteMatrix:
     """The matrix in a file, mapped into memory, or its header where the file is remote.
 
-    Raises InputError where the file holds anything else than rows of floats.
+    Raises InputError if the file holds anything else than rows of floats.
     """
     why = ""
     try:
@@ -74,13 +74,13 @@ def open_matrix(path: FilePath) -> np.ndarray | RemoteMatrix:
 
 
 def _header(path: RemotePath) -> tuple[RemoteMatrix, bool]:
-    """The shape of the array in a remote file, and whether it is in Fortran order; ValueError where it is damaged."""
+    """The shape of the array in a remote file, and whether it is in Fortran order; ValueError if it is damaged."""
     size = path.status().st_size
     with path.open(0, 0, HEADER_BYTES) as file:
         shape, fortran, dtype = read_header(file)
         matrix = RemoteMatrix(shape=shape, dtype=dtype, offset=file.tell())
     if (needed := matrix.offset + math.prod(shape) * dtype.itemsize) > size:
-        raise ValueError(f"it has {size:,} bytes, and its header tells of {needed:,}")
+        raise ValueError(f"it has {size:,} bytes, and its header describes {needed:,}")
     return matrix, fortran
 
 
@@ -92,11 +92,11 @@ def vectors(path: FilePath, part: PartRef, _column: str, dim: int, start: int, s
     try:
         if isinstance(matrix, RemoteMatrix):
             assert isinstance(path, RemotePath)
-            found = _read_rows(path, matrix, start, stop)
+            batches = _read_rows(path, matrix, start, stop)
         else:
             assert isinstance(path, Path)
-            found = read_matrix(path, matrix, start, stop)
-        for rows in found:
+            batches = read_matrix(path, matrix, start, stop)
+        for rows in batches:
             yield rows.astype(np.float32, copy=False)
     except (ValueError, OSError) as error:
         raise damaged(path, error) from error

@@ -65,24 +65,24 @@ def open_collection(
         )
     else:
         paths = [_plain(where) for where in places]
-        alone = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
-        folder = alone if shared is None else _plain(shared)
+        base = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
+        folder = base if shared is None else _plain(shared)
         described = _described_files(
             folder, paths, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
         )
     if len(places) > 1:
         described["folders"] = tuple(name_below(folder, root) for root in places)
-    known = described.pop("unit_length", None)
-    collection = Collection(root=str(folder), unit_length=bool(known), **described)
-    return collection if known is not None else replace(collection, unit_length=_unit_length(collection))
+    unit_length = described.pop("unit_length", None)
+    collection = Collection(root=str(folder), unit_length=bool(unit_length), **described)
+    return collection if unit_length is not None else replace(collection, unit_length=_unit_length(collection))
 
 
 def _shared_folder(places: Sequence[Place | RemotePath]) -> Place | RemotePath:
     """The folder or bucket that all are in, which paths of parts are relative to."""
-    for one, other in pairwise(places):
-        if f"{other}/".startswith(f"{one}/"):
-            raise InputError(f"{other} is in {one}: its rows would be indexed twice", next_step="leave one out")
-    columns = zip(*(str(one).split("/") for one in places), strict=False)
+    for place, other in pairwise(places):
+        if f"{other}/".startswith(f"{place}/"):
+            raise InputError(f"{other} is in {place}: its rows would be indexed twice", next_step="leave one out")
+    columns = zip(*(str(place).split("/") for place in places), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
     if len(shared) < (1 if isinstance(places[0], Path) else 3):
         raise InputError(
@@ -110,7 +110,7 @@ def reopened(built: Collection, *roots: str) -> Collection:
 
 
 def rows_now(built: Collection) -> int | None:
-    """Rows that the places of a collection have now; None where it is gone, of another kind, or of remote files.
+    """Rows that the places of a collection have now; None if it is gone, of another kind, or of remote files.
 
     Each remote file would cost a request.
     """
@@ -189,7 +189,7 @@ def _is_remote_run(where: RemotePath) -> bool:
 
 def _all_of_them(places: Sequence[Place | RemotePath], alike: Sequence[Place | RemotePath], kind: str) -> None:
     """Raise InputError unless all places are of one kind."""
-    if other := next((one for one in places if one not in alike), None):
+    if other := next((place for place in places if place not in alike), None):
         raise InputError(
             f"{alike[0]} and {other} cannot be one index: only the first is one of the {kind}",
             next_step="index them apart; `embq serve` answers from several indexes",
@@ -224,7 +224,7 @@ def _format_of(paths: Sequence[FilePath]) -> str:
 
 
 def _unit_length(collection: Collection) -> bool:
-    """True where the first vectors of parts from everywhere in the collection have length 1."""
+    """True if the first vectors of parts from everywhere in the collection have length 1."""
     numbers = np.unique(np.linspace(0, len(collection.parts) - 1, UNIT_LENGTH_PARTS).astype(int))
     squares = []
     for part in (collection.parts[number] for number in numbers.tolist()):

@@ -14,31 +14,31 @@ from embq.core.errors import InputError
 from embq.core.formats.base import FORMAT_ERRORS, READ_ROWS
 from embq.core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
 from embq.indexer.collection.columns import without_columns
-from embq.indexer.collection.listing import FileLook, Shape, choose_column, noted
+from embq.indexer.collection.listing import Shape, Summary, choose_column, noted
 from embq.indexer.collection.parts import PartRef, damaged
 from embq.indexer.collection.remote import FilePath, readable
 
 
-def look(path: FilePath, column: str | None) -> FileLook:
-    """Content of a parquet file; InputError where it has no column of vectors, or not the one that is named."""
+def inspect_file(path: FilePath, column: str | None) -> Summary:
+    """Content of a parquet file; InputError if it has no column of vectors, or not the one that is named."""
     with opened(path) as file:
         rows, schema = file.metadata.num_rows, file.schema_arrow
         if not rows:
-            return FileLook(rows=0, column=column)
+            return Summary(rows=0, column=column)
         if column is None:
-            column = choose_column(path, [one.name for one in schema if is_vectors(one.type)], schema.names)
-        return FileLook(rows=rows, column=column, shape=_shape(path, file, column), schema=schema)
+            column = choose_column(path, [field.name for field in schema if is_vectors(field.type)], schema.names)
+        return Summary(rows=rows, column=column, shape=_shape(path, file, column), schema=schema)
 
 
 def has_vectors(path: FilePath) -> bool:
-    """True for a file with a column of vectors; InputError where it cannot be read."""
+    """True for a file with a column of vectors; InputError if it cannot be read."""
     with opened(path) as file:
-        return any(is_vectors(one.type) for one in file.schema_arrow)
+        return any(is_vectors(field.type) for field in file.schema_arrow)
 
 
 @contextmanager
 def opened(path: FilePath) -> Iterator[pq.ParquetFile]:
-    """An open file for the length of the block; InputError where it cannot be read, also in the block."""
+    """An open file for the length of the block; InputError if it cannot be read, also in the block."""
     try:
         with readable(path) as source, pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
             yield file
@@ -99,24 +99,24 @@ def rows_of(
 ) -> Iterator[pa.Table]:
     """The rows from `start` up to `stop` of those columns that the file has, at most `rows` of them at a time.
 
-    InputError where the file cannot be read, or has another number of rows than the part.
+    InputError if the file cannot be read, or has another number of rows than the part.
     """
     with opened(path) as file:
         footer = file.metadata
         if footer.num_rows != part.rows:
             raise damaged(path, f"it has {footer.num_rows:,} rows, and had {part.rows:,}")
-        there = [name for name in columns if name in file.schema_arrow.names]
-        if not there:
+        present = [name for name in columns if name in file.schema_arrow.names]
+        if not present:
             yield from without_columns(start, stop)
             return
-        yield from rows_within(file, there, start, stop, rows)
+        yield from rows_within(file, present, start, stop, rows)
 
 
 def matrix_of(lists: pa.Array, dim: int, path: FilePath, row: int) -> np.ndarray:
-    """float32 (n, dim) of a column of lists; NaN where there is no list or no number.
+    """float32 (n, dim) of a column of lists; NaN if there is no list or no number.
 
     Args:
-        path, row: where the first of them stands, for the error: InputError `mixed_embeddings` where one is longer or
+        path, row: where the first of them stands, for the error: InputError `mixed_embeddings` if one is longer or
             shorter.
     """
     lengths = pc.fill_null(pc.list_value_length(lists), dim).to_numpy(zero_copy_only=False)
@@ -126,9 +126,9 @@ def matrix_of(lists: pa.Array, dim: int, path: FilePath, row: int) -> np.ndarray
             next_step="take such rows away",
             code="mixed_embeddings",
         )
-    found = np.full((len(lists), dim), np.nan, np.float32)
-    there = lists.drop_null()
-    found[lists.is_valid().to_numpy(zero_copy_only=False)] = (
-        there.flatten().to_numpy(zero_copy_only=False).reshape(len(there), dim)
+    matrix = np.full((len(lists), dim), np.nan, np.float32)
+    valid = lists.drop_null()
+    matrix[lists.is_valid().to_numpy(zero_copy_only=False)] = (
+        valid.flatten().to_numpy(zero_copy_only=False).reshape(len(valid), dim)
     )
-    return found
+    return matrix

@@ -40,7 +40,7 @@ class FileRef:
         mtime_ns: when it was changed last, or the version (ETag or generation) of a file behind a URL; None for files
             that a commit record names.
         kind: "rows" or "vectors", as in a commit record.
-        column: the column that it holds where that is one column of vectors, else "".
+        column: the column that it holds if that is one column of vectors, else "".
     """
 
     path: str
@@ -97,14 +97,14 @@ def rows_at(reader: PartReader, part: PartRef, column: str, rows: np.ndarray, di
     """float32 (len(rows), dim) of these rows of a part, which are ascending."""
     gap = reader.gap_rows(part, column)
     cuts = (np.flatnonzero(np.diff(rows) > gap) + 1).tolist()
-    found = np.empty((len(rows), dim), np.float32)
+    matrix = np.empty((len(rows), dim), np.float32)
     for a, b in pairwise([0, *cuts, len(rows)]):
         first = int(rows[a])
         for vectors in reader.vectors(part, column, first, int(rows[b - 1]) + 1):
             c, d = np.searchsorted(rows[a:b], [first, first + len(vectors)]) + a
-            found[c:d] = vectors[rows[c:d] - first]
+            matrix[c:d] = vectors[rows[c:d] - first]
             first += len(vectors)
-    return found
+    return matrix
 
 
 def blocks_of(parts: Sequence[PartRef], block_rows: int, start_id: int = 0) -> list[Block]:
@@ -114,25 +114,25 @@ def blocks_of(parts: Sequence[PartRef], block_rows: int, start_id: int = 0) -> l
     """
     if block_rows < 1:
         raise ValueError(f"blocks of {block_rows} rows")
-    found: list[Block] = []
+    blocks: list[Block] = []
     first, rows = start_id, 0
     for part in parts:
-        left = part.first_id + part.rows - max(part.first_id, start_id)
-        if left <= 0:
+        remaining = part.first_id + part.rows - max(part.first_id, start_id)
+        if remaining <= 0:
             continue
-        if rows and rows + left > block_rows:
-            found.append(Block(first_id=first, rows=rows))
+        if rows and rows + remaining > block_rows:
+            blocks.append(Block(first_id=first, rows=rows))
             first, rows = first + rows, 0
-        if left > block_rows:
-            count = -(-left // block_rows)
-            cuts = [first + left * number // count for number in range(count + 1)]
-            found += [Block(first_id=a, rows=b - a) for a, b in pairwise(cuts)]
+        if remaining > block_rows:
+            count = -(-remaining // block_rows)
+            cuts = [first + remaining * number // count for number in range(count + 1)]
+            blocks += [Block(first_id=a, rows=b - a) for a, b in pairwise(cuts)]
             first = cuts[-1]
         else:
-            rows += left
+            rows += remaining
     if rows:
-        found.append(Block(first_id=first, rows=rows))
-    return found
+        blocks.append(Block(first_id=first, rows=rows))
+    return blocks
 
 
 def check_all(root: str, parts: Sequence[PartRef]) -> None:
@@ -142,7 +142,7 @@ def check_all(root: str, parts: Sequence[PartRef]) -> None:
 
 
 def check_unchanged(root: str, part: PartRef) -> None:
-    """Raise InputError `part_missing` or `part_changed` where a file is not the one that was listed."""
+    """Raise InputError `part_missing` or `part_changed` if a file is not the one that was listed."""
     for file in part.files:
         path = place_of(root, file)
         try:

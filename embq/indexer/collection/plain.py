@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from embq.indexer.collection import hdf5, npy, parquet
 from embq.indexer.collection.columns import Columns, find_columns, identity, without_columns
-from embq.indexer.collection.listing import FileLook, Listing, Shape, all_below, file_ref, files_below, same_shape
+from embq.indexer.collection.listing import Listing, Shape, Summary, all_below, file_ref, files_below, same_shape
 from embq.indexer.collection.parts import PartRef, Piece, no_embeddings, path_of
 from embq.indexer.collection.remote import FilePath, each
 
@@ -26,16 +26,16 @@ class PlainFormat:
         name: for messages.
         suffixes: endings of the names of its files.
         gap_rows: rows of one file that are at most so far apart are read in one go.
-        look: (path, column of vectors or None) -> what the file holds.
+        inspect_file: (path, column of vectors or None) -> what the file holds.
         vectors: (path, part, column, dim, start, stop) -> float32 (m, dim) of the rows from `start` up to `stop`;
-            InputError where the file has another shape than it had.
+            InputError if the file has another shape than it had.
         rows: (path, part, names, start, stop) -> tables of those of the columns that a file of metadata has.
     """
 
     name: str
     suffixes: tuple[str, ...]
     gap_rows: int
-    look: Callable[[FilePath, str | None], FileLook]
+    inspect_file: Callable[[FilePath, str | None], Summary]
     vectors: Callable[[FilePath, PartRef, str, int, int, int], Iterator[np.ndarray]]
     rows: Callable[[FilePath, PartRef, Sequence[str], int, int], Iterator[pa.Table]]
 
@@ -45,15 +45,15 @@ FORMATS = {
         name=".npy",
         suffixes=(".npy",),
         gap_rows=64,
-        look=npy.look,
+        inspect_file=npy.inspect_file,
         vectors=npy.vectors,
-        rows=parquet.rows_of,  # metadata of .npy files stands in parquet files, where there is any
+        rows=parquet.rows_of,  # metadata of .npy files stands in parquet files, if there is any
     ),
     "parquet": PlainFormat(
         name="parquet",
         suffixes=(".parquet",),
         gap_rows=65_536,  # a group of rows can be read as a whole only; this is a usual one
-        look=parquet.look,
+        inspect_file=parquet.inspect_file,
         vectors=parquet.vectors,
         rows=parquet.rows_of,
     ),
@@ -61,7 +61,7 @@ FORMATS = {
         name="HDF5",
         suffixes=(".h5", ".hdf5"),
         gap_rows=1_024,
-        look=hdf5.look,
+        inspect_file=hdf5.inspect_file,
         vectors=hdf5.vectors,
         rows=hdf5.rows_of,
     ),
@@ -76,7 +76,7 @@ def describe_files(
     Args:
         folder: that the paths of the parts' files are relative to.
 
-    Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
+    Raises InputError if there are no rows or no vectors, where two files hold different ones, or where a file lacks
     one of `id_columns`.
     """
     format_ = FORMATS[kind]
@@ -86,19 +86,19 @@ def describe_files(
     listing = Listing()
     schemas: list[tuple[FilePath, pa.Schema]] = []
     shape: Shape | None = None
-    for path, found in _looks(files, format_, column):
-        column = found.column
+    for path, summary in _inspect(files, format_, column):
+        column = summary.column
         # A file that joins those of an export shows the rows of others.
-        shows = found.shown and found.shown <= set(files) - {path}
-        listing.add(0 if shows else found.rows, file_ref(folder, path, kind="vectors" if kind == "npy" else "rows"))
-        if found.shape is not None and not shows:
-            shape = same_shape(shape, found.shape)
-            schemas.append((path, found.schema))
+        shows = summary.shown and summary.shown <= set(files) - {path}
+        listing.add(0 if shows else summary.rows, file_ref(folder, path, kind="vectors" if kind == "npy" else "rows"))
+        if summary.shape is not None and not shows:
+            shape = same_shape(shape, summary.shape)
+            schemas.append((path, summary.schema))
     if shape is None or column is None:
         raise no_embeddings(
             f"{roots[0]} holds no rows: its {len(files)} {format_.name} files are empty", "name another folder"
         )
-    vectors = [column, *(one.name for one in schemas[0][1] if parquet.is_vectors(one.type))]
+    vectors = [column, *(field.name for field in schemas[0][1] if parquet.is_vectors(field.type))]
     return {
         "kind": kind,
         "column": column,
@@ -110,20 +110,20 @@ def describe_files(
     }
 
 
-def _looks(files: Sequence[FilePath], format_: PlainFormat, column: str | None) -> Iterator[tuple[FilePath, FileLook]]:
+def _inspect(files: Sequence[FilePath], format_: PlainFormat, column: str | None) -> Iterator[tuple[FilePath, Summary]]:
     """The content of each file; of remote files several at a time, once the column is known."""
     for number, path in enumerate(files):
         if column is not None and not isinstance(path, Path):
             rest = files[number:]
-            yield from zip(rest, each(partial(_look, format_, column), rest, remote=True), strict=True)
+            yield from zip(rest, each(partial(_inspect_file, format_, column), rest, remote=True), strict=True)
             return
-        found = format_.look(path, column)
-        column = found.column
-        yield path, found
+        summary = format_.inspect_file(path, column)
+        column = summary.column
+        yield path, summary
 
 
-def _look(format_: PlainFormat, column: str | None, path: FilePath) -> FileLook:
-    return format_.look(path, column)
+def _inspect_file(format_: PlainFormat, column: str | None, path: FilePath) -> Summary:
+    return format_.inspect_file(path, column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class PlainReader:
     columns: Columns
 
     def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """See `PartReader`. InputError where the file has another shape than it had."""
+        """See `PartReader`. InputError if the file has another shape than it had."""
         files = [file for file in part.files if file.kind == "vectors"] or part.files
         (file,) = [file for file in files if file.column in ("", column)]
         return self.format.vectors(path_of(self.root, file), part, column, self.dim, start, stop)

@@ -52,11 +52,11 @@ class RemotePath:
     """A file or folder behind a URL, which has no slash at its end.
 
     Attributes:
-        known: status by a listing or an earlier look, which reading takes for granted; `stat` asks.
+        listed_status: status by a listing or an earlier look, which reading takes for granted; `stat` asks.
     """
 
     url: str
-    known: RemoteStatus | None = field(default=None, compare=False)
+    listed_status: RemoteStatus | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.url
@@ -80,7 +80,7 @@ class RemotePath:
         return RemotePath(posixpath.dirname(self.url))
 
     def stat(self) -> RemoteStatus:
-        """Size and version now; FileNotFoundError, or SourceError where the storage does not answer."""
+        """Size and version now; FileNotFoundError, or SourceError if the storage does not answer."""
         try:
             return RemotePath(self.url).status()
         except SourceError as error:
@@ -89,17 +89,17 @@ class RemotePath:
             raise
 
     def status(self) -> RemoteStatus:
-        """The known status, or the one of now; SourceError where there is no such file, or the storage fails."""
+        """The known status, or the one of now; SourceError if there is no such file, or the storage fails."""
         from embq.sources.access.listings import stat
 
-        return self.known or RemoteStatus(*stat(self.url))
+        return self.listed_status or RemoteStatus(*stat(self.url))
 
     def resolved(self) -> RemotePath:
         """The same file with a known status; SourceError as of `status`."""
         return RemotePath(self.url, self.status())
 
     def is_file(self) -> bool:
-        """True for a file; SourceError where the storage does not answer."""
+        """True for a file; SourceError if the storage does not answer."""
         if self._is_http:
             return self.name.endswith(SUFFIXES)
         try:
@@ -127,18 +127,18 @@ class RemotePath:
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """The files directly below this folder that match, each with its status."""
-        there = [(name, status) for name, status in self._entries() if fnmatch.fnmatchcase(name, pattern)]
-        found = [self._file(name, status) for name, status in there if status is not None]
-        return each(RemotePath.resolved, found, remote=True)
+        entries = [(name, status) for name, status in self._entries() if fnmatch.fnmatchcase(name, pattern)]
+        files = [self._file(name, status) for name, status in entries if status is not None]
+        return each(RemotePath.resolved, files, remote=True)
 
     def all_below(self) -> Iterator[RemotePath]:
         """The files at any depth, each with its status where the listing has it."""
         from embq.sources.access.listings import statuses_below
 
-        return (self._file(*one) for one in statuses_below(self._folder))
+        return (self._file(*entry) for entry in statuses_below(self._folder))
 
     def open(self, first: int = 0, last: int | None = None, piece_bytes: int = PIECE_BYTES) -> io.BufferedReader:
-        """A seekable file for reading. SourceError where the storage fails.
+        """A seekable file for reading. SourceError if the storage fails.
 
         Args:
             first, last: the part that is read ahead, up to the end where `last` is None.
@@ -170,8 +170,8 @@ class RemotePath:
                 raise
 
     def _file(self, name: str, status: FileStatus) -> RemotePath:
-        known = RemoteStatus(*status) if status.version else None  # a page of http tells names alone
-        return RemotePath(f"{self.url}/{name}", known)
+        listed = RemoteStatus(*status) if status.version else None  # a page of http tells names alone
+        return RemotePath(f"{self.url}/{name}", listed)
 
 
 FilePath: TypeAlias = Path | RemotePath
@@ -195,7 +195,7 @@ def located(text: str | Place | RemotePath) -> Place | RemotePath:
 def readable(path: FilePath) -> Iterator[str | IO[bytes]]:
     """A file in the form in which libraries that read parts of it take it: its path, or an open object.
 
-    Raises OSError where a remote file is another one than it was known to be, at the end of the block.
+    Raises OSError if a remote file is another one than it was known to be, at the end of the block.
     """
     if isinstance(path, Path):
         yield str(path)
@@ -207,13 +207,13 @@ def readable(path: FilePath) -> Iterator[str | IO[bytes]]:
 
 
 def require_same(path: RemotePath) -> None:
-    """Raise OSError where a file is another one than it was known to be."""
-    if path.known is not None and path.stat() != path.known:
-        raise OSError(f"it was written again while it was read: its version was {path.known.st_mtime_ns}")
+    """Raise OSError if a file is another one than it was known to be."""
+    if path.listed_status is not None and path.stat() != path.listed_status:
+        raise OSError(f"it was written again while it was read: its version was {path.listed_status.st_mtime_ns}")
 
 
 def each(call: Callable[[T], R], items: Sequence[T], *, remote: bool) -> Iterator[R]:
-    """The result of `call` for each item, in order; where they are remote, several at a time."""
+    """The result of `call` for each item, in order; if they are remote, several at a time."""
     if not remote:
         yield from map(call, items)
         return

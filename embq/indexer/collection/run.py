@@ -27,7 +27,7 @@ from embq.core.storage.paths import Place, place
 from embq.indexer.collection.parts import IDENTITY, FileRef, PartRef, Piece, damaged, no_embeddings
 
 GAP_ROWS = {".npy": 256, ".h5": 1_024, ".parquet": 65_536}
-"""Rows that are so close are read in one go, by the suffix of the file: a whole group of rows where it has such."""
+"""Rows that are so close are read in one go, by the suffix of the file: a whole group of rows if it has such."""
 
 
 def describe_run(root: Place, *, output: str | None, column: str | None) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         output: name of the output whose vectors are indexed, where a row has several.
         column: the same by the name of its column.
 
-    Raises InputError where the run has no rows, or has several outputs and none is named; OutputError where a record is
+    Raises InputError if the run has no rows, or has several outputs and none is named; OutputError if a record is
     damaged.
     """
     info, state = committed(root)
@@ -82,35 +82,35 @@ def describe_runs(folders: Mapping[str, Place], *, output: str | None, column: s
     Args:
         folders: path below the root of the collection -> output folder.
 
-    Raises InputError `mixed_embeddings` where the rows of two runs are not alike, and as `describe_run` does.
+    Raises InputError `mixed_embeddings` if the rows of two runs are not alike, and as `describe_run` does.
     """
-    found = {folder: describe_run(root, output=output, column=column) for folder, root in folders.items()}
-    (first, whole), *others = found.items()
-    for folder, other in others:
+    runs = {folder: describe_run(root, output=output, column=column) for folder, root in folders.items()}
+    (first, expected), *rest = runs.items()
+    for folder, other in rest:
         for name in ("fingerprint", "column", "dim", "rows_spec", "id_columns"):
-            if other[name] != whole[name]:
+            if other[name] != expected[name]:
                 raise InputError(
-                    f"{folders[first]} and {folders[folder]} cannot be one index: {name} is {whole[name]!r} in the one "
-                    f"and {other[name]!r} in the other",
+                    f"{folders[first]} and {folders[folder]} cannot be one index: {name} is {expected[name]!r} in the "
+                    f"one and {other[name]!r} in the other",
                     next_step="index them apart; `embq serve` answers from several indexes",
                     code="mixed_embeddings",
                 )
     parts: list[PartRef] = []
-    for folder, one in found.items():
-        for part in one["parts"]:
+    for folder, run in runs.items():
+        for part in run["parts"]:
             files = tuple(replace(file, path=f"{folder}/{file.path}") for file in part.files)
             rows = parts[-1].first_id + parts[-1].rows if parts else 0
             parts.append(PartRef(files=files, rows=part.rows, first_id=rows))
-    return {**whole, "run": None, "parts": tuple(parts), "complete": all(one["complete"] for one in found.values())}
+    return {**expected, "run": None, "parts": tuple(parts), "complete": all(run["complete"] for run in runs.values())}
 
 
 def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
-    by_name = {one.name: one for one in info.model.outputs}
-    by_column = {columns[name]: one for name, one in by_name.items()}
-    for what, given, there in (("output", output, by_name), ("column of vectors", column, by_column)):
-        if given is not None and given not in there:
+    by_name = {spec.name: spec for spec in info.model.outputs}
+    by_column = {columns[name]: spec for name, spec in by_name.items()}
+    for what, given, available in (("output", output, by_name), ("column of vectors", column, by_column)):
+        if given is not None and given not in available:
             raise InputError(
-                f"the run has no {what} {given!r}: it has {', '.join(there)}",
+                f"the run has no {what} {given!r}: it has {', '.join(available)}",
                 next_step="name one of these",
                 code="which_output",
             )
@@ -155,7 +155,7 @@ def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:
 
 
 def _unit_length(rows: RowSpec, output: Output) -> bool | None:
-    """True or False by the options of the run and its model; None where only the vectors show it."""
+    """True or False by the options of the run and its model; None if only the vectors show it."""
     if rows.dtype == "binary":  # as many numbers of 1 and -1 as there are
         return False
     if rows.unit_length:
@@ -166,7 +166,7 @@ def _unit_length(rows: RowSpec, output: Output) -> bool | None:
 def _metadata(info: RunInfo) -> tuple[str, ...]:
     compared = tuple(info.model.compared) if info.rows.similarity else ()
     passages = () if info.model.chunking is None else ("document", "chunk", "chunks", "char_start", "char_end")
-    return (*compared, *passages, *(one.name for one in metadata_fields(info.rows)))
+    return (*compared, *passages, *(field.name for field in metadata_fields(info.rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +215,8 @@ class RunReader:
 
     def ordinal(self, part: PartRef, row: int) -> int:
         """The ordinal of a row; raises InputError as `vectors` does."""
-        (found,) = (value for table in self._tables(part, ["ordinal"], row, row + 1) for value in table["ordinal"])
-        return int(found.as_py())
+        (scalar,) = (value for table in self._tables(part, ["ordinal"], row, row + 1) for value in table["ordinal"])
+        return int(scalar.as_py())
 
     def _folder(self, part: PartRef) -> str:
         """The folder of the run that a part is of; "" for the root."""
@@ -227,14 +227,14 @@ class RunReader:
         units = units.combine_chunks() if isinstance(units, pa.ChunkedArray) else units
         names = pa.array([sources.get(unit) for unit in units.dictionary.to_pylist()], pa.string())
         names, indices = names.dictionary_encode(), units.indices.cast(pa.int32())
-        known = {
+        by_name = {
             "key": table["key"].cast(pa.string()),
             "caption": table["caption"].cast(pa.string()),
             "source": pa.DictionaryArray.from_arrays(names.indices.cast(pa.int32()).take(indices), names.dictionary),
             "unit_id": pa.DictionaryArray.from_arrays(indices, units.dictionary),
         }
         fields = [*IDENTITY[1:], *(table.schema.field(name) for name in self.id_columns)]
-        columns = [known[one.name] if one.name in known else table[one.name] for one in fields]
+        columns = [by_name[field.name] if field.name in by_name else table[field.name] for field in fields]
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _tables(self, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
@@ -251,17 +251,17 @@ class RunReader:
             for file in part.files
         ]
         try:
-            with opened(root, files) as there:
-                _check(there, part, columns)
-                yield from there.tables(columns, start, stop)
+            with opened(root, files) as stored:
+                _check(stored, part, columns)
+                yield from stored.tables(columns, start, stop)
         except OutputError as error:
             if error.code not in ("part_missing", "part_damaged"):
                 raise
             raise InputError(error.message, next_step=error.next_step, code=error.code) from error
 
 
-def _check(there: Part, part: PartRef, columns: Sequence[str]) -> None:
-    if set(there.rows) != {part.rows}:
-        raise damaged(part.files[0].path, f"it has {there.rows[0]:,} rows, its record says {part.rows:,}")
-    if absent := [name for name in columns if name not in there.schema.names]:
+def _check(stored: Part, part: PartRef, columns: Sequence[str]) -> None:
+    if set(stored.rows) != {part.rows}:
+        raise damaged(part.files[0].path, f"it has {stored.rows[0]:,} rows, its record says {part.rows:,}")
+    if absent := [name for name in columns if name not in stored.schema.names]:
         raise damaged(part.files[0].path, f"it has no column {', '.join(absent)}")

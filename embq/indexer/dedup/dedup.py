@@ -37,7 +37,7 @@ from embq.indexer.dedup.stages import (
     run_of,
 )
 from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.files import alone, disk_error, to_json
+from embq.indexer.index_files.files import disk_error, index_lock, to_json
 from embq.indexer.index_files.lists import is_set
 from embq.indexer.index_files.rows import RowsFiles
 from embq.indexer.index_files.version import Version, read_current
@@ -80,7 +80,7 @@ class DedupPlan:
 
 
 def make_spec(base: Version, threshold: float, nprobe: int | None) -> DedupSpec:
-    """The deduplication of a version; InputError `no_cosine` where its vectors do not have length 1."""
+    """The deduplication of a version; InputError `no_cosine` if its vectors do not have length 1."""
     if not base.collection.unit_length:
         raise InputError(
             f"the vectors of {base.collection.root} do not have length 1, and the index does not rank them by cosine",
@@ -105,11 +105,11 @@ def plan_dedup(base: Version, spec: DedupSpec, *, threads: int, memory_bytes: in
     rows = searcher.vectors(ids) if base.rows else base.collection.read_rows_at(ids)
     searcher.search(rows[:50], NEIGHBOURS, nprobe=spec.nprobe, k_factor=spec.k_factor)  # memory and threads are made
     began = time.monotonic()
-    found = searcher.search(rows, NEIGHBOURS, nprobe=spec.nprobe, k_factor=spec.k_factor)
+    hits = searcher.search(rows, NEIGHBOURS, nprobe=spec.nprobe, k_factor=spec.k_factor)
     took = time.monotonic() - began + (0.0 if base.rows else _rerank_s(base, rows, spec.k_factor))
-    near = (found.ids >= 0) & (found.ids != ids[:, None]) & (as_cosines(searcher, found.scores) >= spec.threshold)
+    near = (hits.ids >= 0) & (hits.ids != ids[:, None]) & (as_cosines(searcher, hits.scores) >= spec.threshold)
     share = base.n / max(1, len(ids))
-    lists = sum(one.bytes for group in base.groups for one in group) if memory == "ram" else 0
+    lists = sum(file.bytes for group in base.groups for file in group) if memory == "ram" else 0
     scratch = 0 if base.rows else 2 * base.plan.dim * base.next_id
     return DedupPlan(
         rows=base.n,
@@ -136,15 +136,15 @@ def _rerank_s(base: Version, rows: np.ndarray, k_factor: int) -> float:
 def dedup(
     index: Path, base: Version, spec: DedupSpec, runner: Runner, progress: StageProgress
 ) -> tuple[Path, dict[str, Any]]:
-    """Group the rows of the current version that are near each other; gives the folder of the result, and its report.
+    """Group the rows of the current version that are near each other; returns the folder of the result, and its report.
 
     The folder has the groups (see `embq.indexer.dedup.stages.GROUP_SCHEMA`), the report, and where matplotlib is
     installed a picture. Interrupted, the same call goes on.
 
-    Raises TryLaterError where another process is at work on the index, or has changed it since `base` was read, and
+    Raises TryLaterError if another process is at work on the index, or has changed it since `base` was read, and
     what the runner raises.
     """
-    with alone(index):
+    with index_lock(index):
         if read_current(index).name != base.name:
             raise InputError(f"{index} was changed meanwhile", next_step="run the command again", code="index_changed")
         files = sorted(file.sha256 for file in base.files())
@@ -160,13 +160,13 @@ def dedup(
         (grouped,) = stages.run("groups", 1, (*needs, "dedup"))
         report = _report(base, spec, stages.sidecars)
         folder = index / f"dedup-{spec.threshold:g}-{base.name}"
-        made = {name: build_dir.temporary(name) for name in (PICTURE, REPORT)}
+        drafts = {name: build_dir.temporary(name) for name in (PICTURE, REPORT)}
         try:
-            _draw(report, made[PICTURE])
-            made[REPORT].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            _draw(report, drafts[PICTURE])
+            drafts[REPORT].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
             # Through a descriptor: the folder may be shared with others, who could put a link in its place.
             with beneath.folder(index, folder.name, make=True) as descriptor:
-                for name, path in {GROUPS: grouped.files["groups"].check(index), **made}.items():
+                for name, path in {GROUPS: grouped.files["groups"].check(index), **drafts}.items():
                     if path.exists():
                         fsync_file(path)
                         os.rename(path, name, dst_dir_fd=descriptor)
@@ -180,7 +180,7 @@ def dedup(
 
 def _report(base: Version, spec: DedupSpec, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
     searched, grouped = stages["dedup"], stages["groups"][0]
-    every = [one for units in stages.values() for one in units]
+    every = [sidecar for units in stages.values() for sidecar in units]
     sizes = {int(size): count for size, count in grouped.stats["sizes"].items()}
     return {
         "schema": 1,
@@ -189,18 +189,18 @@ def _report(base: Version, spec: DedupSpec, stages: Mapping[str, Sequence[Sideca
         "threshold": spec.threshold,
         "nprobe": spec.nprobe,
         "k_factor": spec.k_factor,
-        "rows": sum(one.stats["rows"] for one in searched),
+        "rows": sum(sidecar.stats["rows"] for sidecar in searched),
         "near": grouped.stats["rows"],
         "duplicates": grouped.stats["duplicates"],
         "groups": grouped.stats["groups"],
         "largest_group": max(sizes, default=0),
-        "saturated": sum(one.stats["saturated"] for one in searched),
+        "saturated": sum(sidecar.stats["saturated"] for sidecar in searched),
         "group_sizes": grouped.stats["sizes"],
         "cosines": {"from": -1.0, "to": 1.0, "counts": grouped.stats["cosines"]},
         "groups_sha256": grouped.files["groups"].sha256,
-        "seconds": {stage: round(sum(one.seconds for one in units), 3) for stage, units in stages.items()},
-        "cpu_seconds": {stage: round(sum(one.cpu_seconds for one in units), 3) for stage, units in stages.items()},
-        "peak_rss_bytes": max(one.peak_rss_bytes for one in every),
+        "seconds": {stage: round(sum(unit.seconds for unit in units), 3) for stage, units in stages.items()},
+        "cpu_seconds": {stage: round(sum(unit.cpu_seconds for unit in units), 3) for stage, units in stages.items()},
+        "peak_rss_bytes": max(sidecar.peak_rss_bytes for sidecar in every),
     }
 
 
@@ -249,19 +249,19 @@ def duplicate_ids(path: str | Path, *, build: str | None = None, run: str | None
         build: of the index whose ids they must be; a grown one has the same.
         run: the run whose ids they must be.
 
-    Raises InputError `bad_groups` where the file is no such file, or of another index or run.
+    Raises InputError `bad_groups` if the file is no such file, or of another index or run.
     """
     try:
         with pq.ParquetFile(path) as file:
             note = wire.read(_Note, (file.schema_arrow.metadata or {}).get(NOTE, b""), what="metadata of the groups")
             if not file.schema_arrow.equals(GROUP_SCHEMA):
                 raise ValueError(f"its columns are not {', '.join(GROUP_SCHEMA.names)}")
-            found = []
+            batches = []
             for batch in file.iter_batches(columns=["id", "kept"]):
                 if batch["id"].null_count or batch["kept"].null_count:
                     raise ValueError("there are nulls in its columns id and kept")
-                found.append(batch["id"].filter(pc.invert(batch["kept"])).to_numpy(zero_copy_only=False))
-        ids = np.concatenate([*found, np.empty(0, np.int64)])
+                batches.append(batch["id"].filter(pc.invert(batch["kept"])).to_numpy(zero_copy_only=False))
+        ids = np.concatenate([*batches, np.empty(0, np.int64)])
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, MalformedError) as error:
         raise _bad_groups(f"{path} cannot be read: {error}") from error
     if (build is not None and note.build != build) or (run is not None and note.run != run):

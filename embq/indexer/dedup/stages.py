@@ -22,7 +22,7 @@ from embq.indexer.index_files.rows import RowsFiles
 from embq.indexer.index_files.version import Version, read_version
 from embq.indexer.searcher import Searcher
 from embq.indexer.stages.spec import row_files
-from embq.indexer.stages.task import Made, Task
+from embq.indexer.stages.task import StageResult, Task
 
 NEIGHBOURS, MOST_NEIGHBOURS, STEP = 8, 512, 4
 """Nearest rows that are looked at, the row itself among them. Where all of them are near, four times as many are, up to
@@ -32,7 +32,7 @@ LEAST_FACTOR = 4
 CANDIDATES = 1 << 18
 """Candidates that are held at a time, which bounds the rows that are searched together."""
 SLACK = 0.03
-"""Vectors of length 1 are off by up to 1 % where they are stored as int8, and their products by twice that. What is
+"""Vectors of length 1 are off by up to 1 % if they are stored as int8, and their products by twice that. What is
 below the threshold by less is compared by its cosine."""
 BATCH_ROWS = 8_192
 """Vectors in memory at a time."""
@@ -72,7 +72,7 @@ class DedupSpec:
         return version.collection.blocks(self.unit_rows)
 
 
-def vectors(task: Task) -> Made:
+def vectors(task: Task) -> StageResult:
     """The rows of a block as float16 (rows, dim), as an index with `--refine fp16` keeps them."""
     spec = task.spec_as(DedupSpec)
     collection = read_version(task.index, spec.base).collection
@@ -81,10 +81,10 @@ def vectors(task: Task) -> Made:
     with open(path, "wb") as file:
         for _, rows in collection.read_vectors(block.first_id, block.stop_id, batch_rows=BATCH_ROWS):
             file.write(np.ascontiguousarray(rows.astype(np.float16)).data)
-    return Made(work={"rows": path})
+    return StageResult(work={"rows": path})
 
 
-def dedup(task: Task) -> Made:
+def dedup(task: Task) -> StageResult:
     """The rows of a block and those near them, int64 (m, 2): each row with the lowest that it is connected to here.
 
     Statistics: rows that were searched, and those that have more than `MOST_NEIGHBOURS` near ones ("saturated").
@@ -93,20 +93,20 @@ def dedup(task: Task) -> Made:
     block = spec.blocks(version)[task.unit.number]
     searcher = _searcher(task, version)
     bits = deleted_bits(version)
-    found, rows, saturated = [np.empty((0, 2), np.int64)], 0, 0
+    collected, rows, saturated = [np.empty((0, 2), np.int64)], 0, 0
     for first_id in range(block.first_id, block.stop_id, BATCH_ROWS):
         ids = np.arange(first_id, min(first_id + BATCH_ROWS, block.stop_id))
         ids = ids[~is_set(bits, ids)]
         pairs, full = near_pairs(searcher, ids, spec)
         # What is connected already is put together now and then, so that large groups do not take memory.
-        found.append(pairs)
-        if sum(map(len, found)) > CANDIDATES:
-            found = [spanning(np.concatenate(found))]
+        collected.append(pairs)
+        if sum(map(len, collected)) > CANDIDATES:
+            collected = [spanning(np.concatenate(collected))]
         rows, saturated = rows + len(ids), saturated + full
     path = task.temporary("npy")
     with open(path, "wb") as file:
-        np.save(file, spanning(np.concatenate(found)))
-    return Made(work={"pairs": path}, stats={"rows": rows, "saturated": saturated})
+        np.save(file, spanning(np.concatenate(collected)))
+    return StageResult(work={"pairs": path}, stats={"rows": rows, "saturated": saturated})
 
 
 _opened: dict[tuple[str, str], Searcher] = {}
@@ -123,7 +123,7 @@ def _searcher(task: Task, version: Version) -> Searcher:
 
 def memory_of(version: Version, memory_bytes: int) -> str:
     """Where the lists of a searcher are that may take so much memory."""
-    lists = sum(one.bytes for group in version.groups for one in group)
+    lists = sum(file.bytes for group in version.groups for file in group)
     return "ram" if lists <= memory_bytes // 2 else "mmap"
 
 
@@ -135,26 +135,26 @@ def near_pairs(searcher: Searcher, ids: np.ndarray, spec: DedupSpec) -> tuple[np
     """
     rows = searcher.vectors(ids)
     good = ~faults(rows)
-    left, rows = ids[good], rows[good]
+    remaining, rows = ids[good], rows[good]
     # Equal rows are searched for once: of placeholders there may be any number.
     same = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).ravel()
     _, first, number = np.unique(same, return_index=True, return_inverse=True)
-    pairs, count = [np.stack([left, left[first[number]]], axis=1)], NEIGHBOURS
-    left, rows = left[first], rows[first]
-    while len(left):
-        full = np.zeros(len(left), bool)
-        for start in range(0, len(left), step := max(1, CANDIDATES // (count * spec.k_factor))):
+    pairs, count = [np.stack([remaining, remaining[first[number]]], axis=1)], NEIGHBOURS
+    remaining, rows = remaining[first], rows[first]
+    while len(remaining):
+        full = np.zeros(len(remaining), bool)
+        for start in range(0, len(remaining), step := max(1, CANDIDATES // (count * spec.k_factor))):
             here = slice(start, start + step)
-            found = searcher.search(rows[here], count, nprobe=spec.nprobe, k_factor=spec.k_factor)
-            likely = (found.ids >= 0) & (as_cosines(searcher, found.scores) >= spec.threshold - SLACK)
+            hits = searcher.search(rows[here], count, nprobe=spec.nprobe, k_factor=spec.k_factor)
+            likely = (hits.ids >= 0) & (as_cosines(searcher, hits.scores) >= spec.threshold - SLACK)
             full[here] = likely.all(axis=1)
             at, place = np.nonzero(likely if count >= MOST_NEIGHBOURS else likely & ~full[here, None])
-            both = np.stack([left[here][at], found.ids[at, place]], axis=1)
+            both = np.stack([remaining[here][at], hits.ids[at, place]], axis=1)
             both = both[both[:, 0] != both[:, 1]]
             pairs.append(both[cosines(searcher.vectors, both[:, 0], both[:, 1]) >= spec.threshold])
         if count >= MOST_NEIGHBOURS:
             return np.concatenate(pairs), int(full.sum())
-        left, rows, count = left[full], rows[full], count * STEP
+        remaining, rows, count = remaining[full], rows[full], count * STEP
     return np.concatenate(pairs), 0
 
 
@@ -163,15 +163,15 @@ def as_cosines(searcher: Searcher, scores: np.ndarray) -> np.ndarray:
     return 1.0 - scores / 2.0 if searcher.version.plan.metric == "l2" else scores
 
 
-def cosines(read: Callable[[np.ndarray], np.ndarray], one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """float32 (n,): the cosine of each row of `one` with that of `other`, of the vectors that `read` gives for ids."""
-    found = np.empty(len(one), np.float32)
-    for start in range(0, len(one), BATCH_ROWS):
+def cosines(read: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """float32 (n,): the cosine of each row of `first` with that of `second`, of the vectors that `read` returns."""
+    values = np.empty(len(first), np.float32)
+    for start in range(0, len(first), BATCH_ROWS):
         here = slice(start, start + BATCH_ROWS)
-        a, b = read(one[here]), read(other[here])
+        a, b = read(first[here]), read(second[here])
         lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        found[here] = np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return found
+        values[here] = np.einsum("ij,ij->i", a, b) / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return values
 
 
 # --- connected components ---
@@ -179,11 +179,11 @@ def cosines(read: Callable[[np.ndarray], np.ndarray], one: np.ndarray, other: np
 
 def spanning(pairs: np.ndarray) -> np.ndarray:
     """int64 (m, 2): each row of some pairs with the lowest that these connect it to, but for the lowest ones."""
-    known, numbers = np.unique(pairs, return_inverse=True)
-    labels = np.arange(len(known))
+    ids, numbers = np.unique(pairs, return_inverse=True)
+    labels = np.arange(len(ids))
     connect(labels, lambda: [numbers.reshape(-1, 2)])
-    own = labels != np.arange(len(known))
-    return np.stack([known[own], known[labels[own]]], axis=1)
+    own = labels != np.arange(len(ids))
+    return np.stack([ids[own], ids[labels[own]]], axis=1)
 
 
 def connect(labels: np.ndarray, pairs: Callable[[], Iterable[np.ndarray]]) -> None:
@@ -199,8 +199,8 @@ def connect(labels: np.ndarray, pairs: Callable[[], Iterable[np.ndarray]]) -> No
     changed = True
     while changed:
         changed = False
-        for some in pairs():
-            roots = labels[some]
+        for batch in pairs():
+            roots = labels[batch]
             while not np.array_equal(above := labels[roots], roots):
                 roots = above
             low, high = roots.min(axis=1), roots.max(axis=1)
@@ -213,13 +213,13 @@ def connect(labels: np.ndarray, pairs: Callable[[], Iterable[np.ndarray]]) -> No
                 here[:] = above
 
 
-def groups(task: Task) -> Made:
+def groups(task: Task) -> StageResult:
     """The parquet file of all rows that are near another one, in the order of their ids.
 
     Memory beside mapped files, which take 12 bytes for each id: `PIECE` rows and their vectors.
     """
     spec, version = task.spec_as(DedupSpec), _version(task)
-    paths = [task.file("dedup", number, "pairs") for number in range(len(task.before["dedup"]))]
+    paths = [task.file("dedup", number, "pairs") for number in range(len(task.inputs["dedup"]))]
     temporary = task.temporary("labels"), task.temporary("sizes")
     try:
         # Written before they are mapped: a full disk is an error here, and SIGBUS in a sparse file that is mapped.
@@ -240,10 +240,10 @@ def groups(task: Task) -> Made:
         with pq.ParquetWriter(path, GROUP_SCHEMA.with_metadata({NOTE: json.dumps(note).encode()})) as writer:
             for table in _tables(version, labels, sizes):
                 writer.write_table(table.cast(writer.schema))
-                others = table.filter(pc.invert(table["kept"]))["cosine"].to_numpy()
-                bars += np.histogram(others, BINS, (-1.0, 1.0 + 1e-6))[0]
-                rows, duplicates = rows + table.num_rows, duplicates + len(others)
-        return Made(
+                duplicate_cosines = table.filter(pc.invert(table["kept"]))["cosine"].to_numpy()
+                bars += np.histogram(duplicate_cosines, BINS, (-1.0, 1.0 + 1e-6))[0]
+                rows, duplicates = rows + table.num_rows, duplicates + len(duplicate_cosines)
+        return StageResult(
             work={"groups": path},
             stats={
                 "rows": rows,
@@ -254,34 +254,34 @@ def groups(task: Task) -> Made:
             },
         )
     finally:
-        for one in temporary:
-            drop(one)
+        for scratch in temporary:
+            drop(scratch)
 
 
 def _tables(version: Version, labels: np.ndarray, sizes: np.ndarray) -> Iterator[pa.Table]:
     read = RowsFiles(version, version.plan.dim).read
-    identity = Identity.open([(one.check(version.index), one.first_id, one.rows) for one in version.identity])
+    identity = Identity.open([(file.check(version.index), file.first_id, file.rows) for file in version.identity])
     for start in range(0, len(labels), PIECE):
         near = np.asarray(labels[start : start + PIECE])
         here = np.flatnonzero(sizes[near] > 1)
         if len(here):
             ids, group = start + here, near[here]
-            kept = ids == group
+            is_kept = ids == group
             cosine = np.ones(len(ids), np.float32)
-            cosine[~kept] = cosines(read, ids[~kept], group[~kept])
+            cosine[~is_kept] = cosines(read, ids[~is_kept], group[~is_kept])
             keys = identity.rows(ids, ["key"])["key"].cast(pa.string())
-            columns = [pa.array(ids), keys, *map(pa.array, (group, kept, cosine))]
+            columns = [pa.array(ids), keys, *map(pa.array, (group, is_kept, cosine))]
             yield pa.Table.from_arrays(columns, schema=GROUP_SCHEMA)
 
 
 def _count_sizes(sizes: np.ndarray) -> dict[str, int]:
     """Size of a group -> number of groups; a row alone is none."""
-    found: dict[int, int] = {}
+    histogram: dict[int, int] = {}
     for start in range(0, len(sizes), PIECE):
         values, counts = np.unique(sizes[start : start + PIECE], return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            found[value] = found.get(value, 0) + count
-    return {str(size): found[size] for size in sorted(found) if size > 1}
+            histogram[value] = histogram.get(value, 0) + count
+    return {str(size): histogram[size] for size in sorted(histogram) if size > 1}
 
 
 def _pieces(paths: Iterable[Path]) -> Iterator[np.ndarray]:
@@ -297,9 +297,9 @@ def run_of(version: Version) -> str | None:
 
 
 def _version(task: Task) -> Version:
-    """The version, with the vectors of its rows where it has none itself."""
+    """The version, with the vectors of its rows if it has none itself."""
     spec = task.spec_as(DedupSpec)
     version = read_version(task.index, spec.base)
     if version.rows:
         return version
-    return replace(version, rows=row_files(task.before["vectors"], spec.blocks(version), "rows"))
+    return replace(version, rows=row_files(task.inputs["vectors"], spec.blocks(version), "rows"))

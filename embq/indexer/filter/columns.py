@@ -34,7 +34,7 @@ class ColumnValues:
     Attributes:
         name: as conditions name it.
         type: "string", "int64", "float64" or "bool".
-        values: (value, rows with it), the most frequent first; None where more than `MOST_VALUES` are different. Nulls
+        values: (value, rows with it), the most frequent first; None if more than `MOST_VALUES` are different. Nulls
             are left out.
         rows: that were looked at: all, or pieces from everywhere in the index. Values that are only elsewhere are
             missing.
@@ -52,7 +52,7 @@ def column_values(identity: Identity, deleted: np.ndarray | None) -> tuple[Colum
     Args:
         deleted: as `embq.indexer.filter.selection.Selections` takes it.
 
-    Raises InputError `index_damaged` where a file cannot be read.
+    Raises InputError `index_damaged` if a file cannot be read.
     """
     types = columns_of(identity)
     counts: dict[str, Counter[Any]] = {name: Counter() for name in types}
@@ -61,30 +61,30 @@ def column_values(identity: Identity, deleted: np.ndarray | None) -> tuple[Colum
         if deleted is not None:
             batch = batch.filter(pa.array(~is_set(deleted, first_id + np.arange(batch.num_rows))))
         rows += batch.num_rows
-        for name, seen in list(counts.items()):
-            if not _count(batch.column(name), seen):
+        for name, counter in list(counts.items()):
+            if not _count(batch.column(name), counter):
                 del counts[name]
     return tuple(
         ColumnValues(
             name=name,
             type="bool" if pa.types.is_boolean(type_) else "float64" if pa.types.is_floating(type_) else str(type_),
-            values=tuple(sorted(counts[name].items(), key=lambda one: (-one[1], one[0]))) if name in counts else None,
+            values=tuple(sorted(counts[name].items(), key=lambda kv: (-kv[1], kv[0]))) if name in counts else None,
             rows=rows,
         )
         for name, type_ in types.items()
     )
 
 
-def _count(column: pa.Array, seen: Counter[Any]) -> bool:
+def _count(column: pa.Array, counter: Counter[Any]) -> bool:
     """Add the values of a column to those seen; False once they are too many, or too long, to choose from."""
     for start in range(0, len(column), _PIECE_ROWS):
         counted = pc.value_counts(column.slice(start, _PIECE_ROWS))
         if len(counted) > MOST_VALUES + 2:  # null and NaN are none
             return False
-        for one in counted:
-            value = one["values"].as_py()
+        for entry in counted:
+            value = entry["values"].as_py()
             if value is not None and value == value:
-                seen[value] += one["counts"].as_py()
-        if len(seen) > MOST_VALUES or any(isinstance(one, str) and len(one) > MOST_CHARACTERS for one in seen):
+                counter[value] += entry["counts"].as_py()
+        if len(counter) > MOST_VALUES or any(isinstance(text, str) and len(text) > MOST_CHARACTERS for text in counter):
             return False
     return True

@@ -51,7 +51,7 @@ class Condition:
         value: what the column is compared with, several values for `in`. A text is read as the column's type, so "2020"
             fits a column of numbers.
 
-    Raises InputError `bad_filter` where the value does not belong to the operator.
+    Raises InputError `bad_filter` if the value does not belong to the operator.
     """
 
     column: str
@@ -69,7 +69,7 @@ class Condition:
 
     @classmethod
     def from_form(cls, form: tuple[str, str, object]) -> Condition:
-        """From a `Form`; MalformedError where its value is none."""
+        """From a `Form`; MalformedError if its value is none."""
         column, op, value = form
         if isinstance(value, list | tuple):
             return cls(column, op, tuple(wire.convert(Scalars, list(value), what="list of values")))
@@ -80,16 +80,16 @@ class Condition:
         """From text such as `year >= 2020`, `label = cat`, `caption contains a cat`, `label in cat, dog`.
 
         A value in double quotes is a JSON text: `label = ""`. A list in brackets is JSON: `label in ["a, b", "c"]`.
-        Raises UsageError where it is no condition.
+        Raises UsageError if it is no condition.
         """
-        found = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
-        if found is None:
+        match = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
+        if match is None:
             raise _usage(f"{text[:100]!r} is no condition")
-        column, op, value = found["column"], found["word"] or found["sign"].replace("==", "="), found["value"].strip()
+        column, op, value = match["column"], match["word"] or match["sign"].replace("==", "="), match["value"].strip()
         try:
             if op != "in":
                 return read_condition((column, op, _unquoted(value)))
-            values = json.loads(value) if value.startswith("[") else [_unquoted(one) for one in value.split(",")]
+            values = json.loads(value) if value.startswith("[") else [_unquoted(item) for item in value.split(",")]
             return read_condition((column, op, values))
         except (ValueError, RecursionError) as error:
             raise _usage(f"the value of {text[:100]!r} cannot be read: {error}") from error
@@ -100,7 +100,7 @@ class Condition:
 
 
 def read_condition(given: object) -> Condition:
-    """A condition in any of its forms: an object, text, or three values. Raises UsageError where it is none."""
+    """A condition in any of its forms: an object, text, or three values. Raises UsageError if it is none."""
     if isinstance(given, Condition):
         return given
     if isinstance(given, str):
@@ -112,12 +112,12 @@ def read_condition(given: object) -> Condition:
 
 
 def read_conditions(given: Iterable[object]) -> tuple[Condition, ...]:
-    """Conditions in any of their forms; one text is one condition. Raises UsageError where one is none."""
-    return tuple(read_condition(one) for one in ((given,) if isinstance(given, str) else given))
+    """Conditions in any of their forms; one text is one condition. Raises UsageError if one is none."""
+    return tuple(read_condition(item) for item in ((given,) if isinstance(given, str) else given))
 
 
 def conditions_from_json(value: object) -> tuple[Condition, ...]:
-    """Conditions as JSON has them, a list of `Form`; MalformedError or InputError `bad_filter` where they are none."""
+    """Conditions as JSON has them, a list of `Form`; MalformedError or InputError `bad_filter` if they are none."""
     return tuple(Condition.from_form(form) for form in wire.convert(Forms, value, what="where"))
 
 
@@ -135,8 +135,8 @@ _TEXT = re.compile(
 def _unquoted(text: str) -> str:
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
-        whole = json.loads(text)
-        return whole if isinstance(whole, str) else text
+        parsed = json.loads(text)
+        return parsed if isinstance(parsed, str) else text
     if not text:
         raise ValueError('it is missing; "" is the empty text')
     return text

@@ -39,7 +39,7 @@ class Selection:
     Attributes:
         bits: uint8 (ids / 8,): a bit for each id, that of id 0 the lowest of the first byte.
         count: of the rows.
-        ids: int64 (count,), ascending; None where they are more than `FEW`.
+        ids: int64 (count,), ascending; None if they are more than `FEW`.
     """
 
     bits: np.ndarray
@@ -53,12 +53,12 @@ class Selections:
     Args:
         identity: of the rows.
         ids: number of ids.
-        deleted: uint8 (ids / 8,): bits of deleted rows; None where there are none.
+        deleted: uint8 (ids / 8,): bits of deleted rows; None if there are none.
     """
 
     def __init__(self, identity: Identity, ids: int, deleted: np.ndarray | None) -> None:
         self._identity, self._ids, self._deleted = identity, ids, deleted
-        self._kept: OrderedDict[frozenset[Condition], Selection] = OrderedDict()
+        self._cache: OrderedDict[frozenset[Condition], Selection] = OrderedDict()
 
     def of(self, conditions: Iterable[Condition]) -> Selection:
         """The rows that satisfy all conditions and are not deleted. A null value satisfies none.
@@ -66,23 +66,23 @@ class Selections:
         Raises InputError `no_column` for a column that the index does not have, `bad_filter` for a value or an operator
         that is not of the column's type.
         """
-        tests = frozenset(typed(one, columns_of(self._identity)) for one in conditions)
-        if tests not in self._kept:
-            self._kept[tests] = self._selected(sorted(tests, key=lambda one: one.column))
-            held = sum(one.bits.nbytes for one in self._kept.values())
-            while held > MOST_BYTES and len(self._kept) > 1:
-                held -= self._kept.popitem(last=False)[1].bits.nbytes
-        self._kept.move_to_end(tests)
-        return self._kept[tests]
+        tests = frozenset(typed(condition, columns_of(self._identity)) for condition in conditions)
+        if tests not in self._cache:
+            self._cache[tests] = self._selected(sorted(tests, key=lambda test: test.column))
+            held = sum(selection.bits.nbytes for selection in self._cache.values())
+            while held > MOST_BYTES and len(self._cache) > 1:
+                held -= self._cache.popitem(last=False)[1].bits.nbytes
+        self._cache.move_to_end(tests)
+        return self._cache[tests]
 
     def _selected(self, tests: Sequence[Condition]) -> Selection:
         bits = np.zeros(-(-self._ids // 8), np.uint8)
-        for first_id, columns in self._identity.scan([one.column for one in tests]):
-            found = matches(columns[0], tests[0])
+        for first_id, columns in self._identity.scan([condition.column for condition in tests]):
+            matching = matches(columns[0], tests[0])
             for column, test in zip(columns[1:], tests[1:], strict=True):
-                found = pc.and_(found, matches(column, test))
+                matching = pc.and_(matching, matches(column, test))
             # A file of identities may begin within a byte, which it shares with the file before.
-            shifted = np.packbits(np.pad(found.to_numpy(zero_copy_only=False), (first_id % 8, 0)), bitorder="little")
+            shifted = np.packbits(np.pad(matching.to_numpy(zero_copy_only=False), (first_id % 8, 0)), bitorder="little")
             bits[first_id // 8 : first_id // 8 + len(shifted)] |= shifted
         if self._deleted is not None:
             bits &= ~self._deleted
@@ -91,15 +91,15 @@ class Selections:
             chunk = bits[start : start + _CHUNK]
             count += int.from_bytes(chunk.tobytes(), "little").bit_count()
             if count <= FEW:
-                some = np.flatnonzero(chunk)
-                rows, places = np.nonzero(np.unpackbits(chunk[some, None], axis=1, bitorder="little"))
-                ids.append(8 * (start + some[rows]) + places)
+                nonzero = np.flatnonzero(chunk)
+                rows, places = np.nonzero(np.unpackbits(chunk[nonzero, None], axis=1, bitorder="little"))
+                ids.append(8 * (start + nonzero[rows]) + places)
         return Selection(bits, count, np.concatenate(ids) if count <= FEW else None)
 
 
 def columns_of(identity: Identity) -> dict[str, pa.DataType]:
     """The columns that conditions may be about, with their types."""
-    return {one.name: one.type for one in identity.schema if one.name not in HIDDEN}
+    return {field.name: field.type for field in identity.schema if field.name not in HIDDEN}
 
 
 def matches(column: pa.Array, test: Condition) -> pa.Array:
@@ -109,10 +109,10 @@ def matches(column: pa.Array, test: Condition) -> pa.Array:
             return matches(column.dictionary, test).take(column.indices).fill_null(False)
         used = column.indices.unique().drop_null()  # decoded, a long text that many rows share would take any memory
         return matches(column.dictionary.take(used), test).take(pc.index_in(column.indices, used)).fill_null(False)
-    found = _COMPARE[test.op](column, test.value)
+    result = _COMPARE[test.op](column, test.value)
     if pa.types.is_floating(column.type) and test.op in ("!=", _ANY):
-        found = pc.and_(found, pc.invert(pc.is_nan(column)))  # NaN is no number: it is treated as null
-    return found.fill_null(False)
+        result = pc.and_(result, pc.invert(pc.is_nan(column)))  # NaN is no number: it is treated as null
+    return result.fill_null(False)
 
 
 _ANY = "any"
@@ -135,7 +135,7 @@ _COMPARE: Mapping[str, Callable[[pa.Array, Any], pa.Array]] = {
 
 
 def typed(condition: Condition, columns: Mapping[str, pa.DataType]) -> Condition:
-    """A condition whose values are of the column's type; InputError where they cannot be."""
+    """A condition whose values are of the column's type; InputError if they cannot be."""
     if condition.column not in columns:
         raise InputError(
             f"there is no column {condition.column[:200]!r}",
@@ -157,7 +157,7 @@ def typed(condition: Condition, columns: Mapping[str, pa.DataType]) -> Condition
 
 
 def _of_text(condition: Condition) -> Condition:
-    if not all(isinstance(one, str) for one in _values(condition)):
+    if not all(isinstance(value, str) for value in _values(condition)):
         raise _unfit(condition, "the column holds text", "put the value in quotes")
     return condition
 
@@ -166,15 +166,15 @@ def _of_truth(condition: Condition) -> Condition:
     if condition.op not in ("=", "!=", "in"):
         raise _unfit(condition, "the column holds true and false", "compare it with = or !=")
     words = {"true": True, "false": False}
-    read = [words.get(one.lower(), one) if isinstance(one, str) else one for one in _values(condition)]
-    if not all(isinstance(one, bool) for one in read):
+    read = [words.get(value.lower(), value) if isinstance(value, str) else value for value in _values(condition)]
+    if not all(isinstance(value, bool) for value in read):
         raise _unfit(condition, "the column holds true and false", "give true or false")
     return _with(condition, read)
 
 
 def _of_floats(condition: Condition) -> Condition:
     try:
-        read = [float(_number(one, condition)) for one in _values(condition)]
+        read = [float(_number(value, condition)) for value in _values(condition)]
     except OverflowError as error:
         raise _unfit(condition, "it is out of range", "give a smaller number") from error
     if condition.op == "in" and 0.0 in read:
@@ -184,13 +184,13 @@ def _of_floats(condition: Condition) -> Condition:
 
 def _of_whole_numbers(condition: Condition) -> Condition:
     """Compare whole numbers with whole numbers: a float64 does not tell those beyond 2^53 apart."""
-    read = [_number(one, condition) for one in _values(condition)]
+    read = [_number(item, condition) for item in _values(condition)]
     column, op, value = condition.column, condition.op, read[0]
     if op in ("=", "!=", "in"):
-        whole = tuple(int(one) for one in read if one == int(one) and _fits(int(one)))
-        if op == "in" or not whole:
-            return Condition(column, _ANY, 0) if op == "!=" else Condition(column, "in", whole)
-        return Condition(column, op, whole[0])
+        integers = tuple(int(number) for number in read if number == int(number) and _fits(int(number)))
+        if op == "in" or not integers:
+            return Condition(column, _ANY, 0) if op == "!=" else Condition(column, "in", integers)
+        return Condition(column, op, integers[0])
     if value != int(value):  # x < 2.5 is x <= 2, x > 2.5 is x >= 3
         op, value = ("<=", math.floor(value)) if op in ("<", "<=") else (">=", math.ceil(value))
     if _fits(int(value)):
@@ -225,5 +225,5 @@ def _with(condition: Condition, values: Sequence[Any]) -> Condition:
 
 
 def _unfit(condition: Condition, why: str, next_step: str) -> InputError:
-    what = " ".join(str(one) for one in condition.describe())
+    what = " ".join(str(part) for part in condition.describe())
     return bad_filter(f"{what[:200]}: {why}", next_step)

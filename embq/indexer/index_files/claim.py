@@ -33,9 +33,9 @@ _MOST_BYTES = 1_000
 
 @contextmanager
 def claimed(index: ObjectPath, name: str) -> Iterator[Callable[[], None]]:
-    """Hold the claim `index / name` for the length of the block; gives a check that it is still held.
+    """Hold the claim `index / name` for the length of the block; returns a check that it is still held.
 
-    Raises TryLaterError, also by the check, where another process holds it; ConfigError where the store lets one name
+    Raises TryLaterError, also by the check, where another process holds it; ConfigError if the store lets one name
     be created twice; and what the store refuses.
     """
     folder = index / name
@@ -45,7 +45,7 @@ def claimed(index: ObjectPath, name: str) -> Iterator[Callable[[], None]]:
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(mine, data, stop), daemon=True)
     try:
-        _take(index, folder, mine)
+        _acquire(index, folder, mine)
         beat.start()
         yield lambda: _check(index, mine)
     finally:
@@ -65,8 +65,8 @@ def _created(index: ObjectPath, folder: ObjectPath, data: bytes) -> ObjectPath:
     return mine
 
 
-def _take(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
-    """Remove the claims before `mine`; TryLaterError where one of them, or a later one, is alive."""
+def _acquire(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
+    """Remove the claims before `mine`; TryLaterError if one of them, or a later one, is alive."""
     times = {path: status.st_mtime for path, status in folder.listing()}
     silent = {path: times.get(mine, 0.0) - at for path, at in times.items() if path != mine}
     for path, silent_s in silent.items():
@@ -85,7 +85,7 @@ def _take(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
 
 
 def _holder(path: ObjectPath) -> dict[str, Any] | None:
-    """Content of a claim; None where it is gone, or none of ours."""
+    """Content of a claim; None if it is gone, or none of ours."""
     try:
         data = bytes(path.call(lambda store, key: store.cat_file(key, start=0, end=_MOST_BYTES + 1)))
         holder = wire.read(dict[str, Any], data, what=str(path), most_bytes=_MOST_BYTES)

@@ -49,7 +49,7 @@ _NEXT_STEPS = {
 
 
 Check = Callable[[], None]
-"""Raises TryLaterError where another process has taken the index over meanwhile."""
+"""Raises TryLaterError if another process has taken the index over meanwhile."""
 
 
 LOOK_S = 0.5
@@ -57,10 +57,10 @@ LOOK_S = 0.5
 
 
 @contextmanager
-def alone(index: Place) -> Iterator[Check]:
-    """Hold the index's lock for the length of the block; TryLaterError where another build or change has it.
+def index_lock(index: Place) -> Iterator[Check]:
+    """Hold the index's lock for the length of the block; TryLaterError if another build or change has it.
 
-    OutsideError where the lock is a link. In a bucket the lock is a claim, which others may take over from a process
+    OutsideError if the lock is a link. In a bucket the lock is a claim, which others may take over from a process
     that gives no sign of life; see `embq.indexer.index_files.claim`.
     """
     if isinstance(index, ObjectPath):
@@ -110,7 +110,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note(index: Place, begun: Attempt | None = None, **changes: Any) -> None:
-    """Write down an attempt that begins, or changes of it; not where that is impossible, for only people read it, and
+    """Write down an attempt that begins, or changes of it; not if that is impossible, for only people read it, and
     not in a bucket."""
     with suppress(OSError, EmbqError, ValueError):
         if isinstance(index, Path):
@@ -132,8 +132,8 @@ def attempted(index: Path) -> tuple[Attempt, bool] | None:
 def _command() -> str:
     """The command line of this process, for a shell that is anywhere."""
     program, *words = sys.argv
-    there = any(not os.path.isabs(word) and os.path.exists(word) for word in words)
-    line = f"cd {shlex.quote(os.getcwd())} && {command_line(*words)}" if there else command_line(*words)
+    has_paths = any(not os.path.isabs(word) and os.path.exists(word) for word in words)
+    line = f"cd {shlex.quote(os.getcwd())} && {command_line(*words)}" if has_paths else command_line(*words)
     return masked(line) if Path(program).name in ("embq", "__main__.py") else ""
 
 
@@ -150,13 +150,13 @@ class File:
     sha256: Sha256
 
     def check(self, index: Path) -> Path:
-        """Path of the payload; OutputError `index_damaged` where it is missing or has another size."""
+        """Path of the payload; OutputError `index_damaged` if it is missing or has another size."""
         path = below(index, self.path)
         self.check_size(path)
         return path
 
     def check_size(self, path: Place) -> None:
-        """OutputError `index_damaged` where the payload, which is at `path`, is missing or has another size."""
+        """OutputError `index_damaged` if the payload, which is at `path`, is missing or has another size."""
         with asking(path):
             size = path.stat().st_size
         if size != self.bytes:
@@ -201,7 +201,7 @@ def read_small(path: Place, most_bytes: int) -> bytes:
 
 
 def read_json(path: Place) -> dict[str, Any]:
-    """A JSON object of ours; OutputError `index_damaged` where it is missing or malformed."""
+    """A JSON object of ours; OutputError `index_damaged` if it is missing or malformed."""
     try:
         return wire.read(dict[str, Any], read_small(path, MOST_BYTES), what=str(path), most_bytes=MOST_BYTES)
     except MalformedError as error:
@@ -214,11 +214,11 @@ def to_json(record: object) -> Any:
 
 
 def from_json(form: type[T], described: object, what: str, *, strict: bool = True) -> T:
-    """A record from JSON values; OutputError `index_damaged` where they do not fit its types.
+    """A record from JSON values; OutputError `index_damaged` if they do not fit its types.
 
     Args:
         what: noun for the message, such as "sidecar of an index".
-        strict: False where keys of a mapping are numbers, which JSON holds as text.
+        strict: False if keys of a mapping are numbers, which JSON holds as text.
     """
     wire.prepare(form)
     try:
@@ -228,7 +228,7 @@ def from_json(form: type[T], described: object, what: str, *, strict: bool = Tru
 
 
 def write_current(path: Place, data: bytes) -> None:
-    """Replace a small file as a whole, durably; OutputError where it cannot be written."""
+    """Replace a small file as a whole, durably; OutputError if it cannot be written."""
     try:
         overwrite(path, data)
     except OSError as error:
@@ -236,7 +236,7 @@ def write_current(path: Place, data: bytes) -> None:
 
 
 def write_by_faiss(path: Path, write: Callable[[Any], None], *, head: bytes = b"") -> None:
-    """Have faiss write a file; OSError where the disk refuses.
+    """Have faiss write a file; OSError if the disk refuses.
 
     Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
     file is cut (faiss 1.15, `FileIOWriter::~FileIOWriter`).
@@ -254,7 +254,7 @@ def write_by_faiss(path: Path, write: Callable[[Any], None], *, head: bytes = b"
 
 
 def disk_error(error: OSError, path: Place) -> OutputError:
-    """The error that a failed write to an index means for the user; of a full disk it names the file, where known."""
+    """The error that a failed write to an index means for the user; of a full disk it names the file, if known."""
     if isinstance(path, ObjectPath):
         if error.errno in NO_SPACE and error.filename:
             path = Path(error.filename)  # of the copy on this machine

@@ -40,8 +40,8 @@ class _Names:
         pieces = []
         for chunk in column.chunks:
             texts = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-            known = [self.codes.setdefault(text, len(self.codes)) for text in texts.dictionary.to_pylist()]
-            pieces.append(pa.array(known, pa.int32()).take(texts.indices))
+            codes = [self.codes.setdefault(text, len(self.codes)) for text in texts.dictionary.to_pylist()]
+            pieces.append(pa.array(codes, pa.int32()).take(texts.indices))
         indices = pa.concat_arrays(pieces) if pieces else pa.array([], pa.int32())
         return pa.DictionaryArray.from_arrays(indices, pa.array(list(self.codes), pa.string()))
 
@@ -49,7 +49,7 @@ class _Names:
 def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
     """Write an identity file from the tables of `Collection.read_identity`, holding one batch at a time.
 
-    The caller gives a temporary name, and makes the file durable. OutputError where it cannot be written.
+    The caller returns a temporary name, and makes the file durable. OutputError if it cannot be written.
     """
     options = pa.ipc.IpcWriteOptions(compression=None, emit_dictionary_deltas=True)
     names: dict[str, _Names] = {}
@@ -61,10 +61,10 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
             while (table := cursor.read(BATCH_ROWS)).num_rows:
                 if writer is None:
                     schema = table.schema.remove_metadata()
-                    names = {one.name: _Names() for one in schema if pa.types.is_dictionary(one.type)}
+                    names = {column.name: _Names() for column in schema if pa.types.is_dictionary(column.type)}
                     writer = pa.ipc.new_file(sink, schema, options=options)
                 columns = [
-                    names[name].encode(column) if name in names else _whole(column)
+                    names[name].encode(column) if name in names else _combined(column)
                     for name, column in zip(table.column_names, table.columns, strict=True)
                 ]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -75,7 +75,7 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
         raise disk_error(error, path) from error
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _combined(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
 
@@ -97,10 +97,10 @@ class _File:
         if self.batches != -(-rows // BATCH_ROWS):
             raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
         self._open: dict[int, pa.RecordBatch] = {}
-        self._whole: set[tuple[int, str]] = set()
+        self._validated: set[tuple[int, str]] = set()
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A batch; InputError where it cannot be read."""
+        """A batch; InputError if it cannot be read."""
         if number not in self._open:
             try:
                 refuse_compressed(self._file, [self._blocks[number]])
@@ -116,12 +116,12 @@ class _File:
     def column(self, number: int, name: str) -> pa.Array:
         """A column of a batch, all of whose values may be read: the first call checks them."""
         column = self.batch(number).column(name)
-        if (number, name) not in self._whole:
+        if (number, name) not in self._validated:
             try:
                 column.validate(full=True)
             except pa.ArrowException as error:
                 raise _damaged(self.path, error) from error
-            self._whole.add((number, name))
+            self._validated.add((number, name))
         return column
 
 
@@ -129,22 +129,22 @@ class Identity:
     """Identity of the rows of an index, from the files that hold it."""
 
     def __init__(self, files: Sequence[_File]) -> None:
-        self._files = [one for one in files if one.rows]
-        self._firsts = [one.first_id for one in self._files]
+        self._files = [file for file in files if file.rows]
+        self._firsts = [file.first_id for file in self._files]
         schema = self._files[0].schema if self._files else pa.schema(IDENTITY)
-        self.schema = pa.schema([one.with_type(_plain(one.type)) for one in schema])
+        self.schema = pa.schema([column.with_type(_plain(column.type)) for column in schema])
         """Schema of the tables that `rows` gives: dictionaries are plain texts there."""
 
     @classmethod
     def open(cls, files: Sequence[tuple[Path, int, int]]) -> Identity:
         """Open (file, first id, rows) of each file, in order of their ids.
 
-        Raises InputError `index_damaged` where one cannot be read, or holds other columns than the first.
+        Raises InputError `index_damaged` if one cannot be read, or holds other columns than the first.
         """
         opened = [_File(path, first_id, rows) for path, first_id, rows in files]
-        for one in opened[1:]:
-            if one.schema != opened[0].schema:
-                raise _damaged(one.path, f"its columns are not those of {opened[0].path}")
+        for file in opened[1:]:
+            if file.schema != opened[0].schema:
+                raise _damaged(file.path, f"its columns are not those of {opened[0].path}")
         return cls(opened)
 
     def rows(self, ids: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
@@ -154,7 +154,7 @@ class Identity:
             ids: integers of any shape; ids may repeat.
             columns: None for all.
 
-        Raises InputError `no_such_id` where there is no such row, `index_damaged` where a file cannot be read.
+        Raises InputError `no_such_id` if there is no such row, `index_damaged` if a file cannot be read.
         """
         names = list(self.schema.names if columns is None else columns)
         schema = pa.schema([self.schema.field(name) for name in names])
@@ -166,19 +166,19 @@ class Identity:
             for number, name in enumerate(names):
                 slices[number].append(batch.column(name).slice(at, 1))
         return pa.Table.from_arrays(
-            [_joined(pieces, one.type) for pieces, one in zip(slices, schema, strict=True)], schema=schema
+            [_joined(pieces, column.type) for pieces, column in zip(slices, schema, strict=True)], schema=schema
         )
 
     def ids_of(self, keys: Iterable[str]) -> dict[str, list[int]]:
-        """Key -> the ids of all rows that have it, ascending; [] where there is none. All keys are looked at."""
-        found: dict[str, list[int]] = {key: [] for key in keys}
-        wanted = pa.array(list(found), pa.string())
+        """Key -> the ids of all rows that have it, ascending; [] if there is none. All keys are looked at."""
+        by_key: dict[str, list[int]] = {key: [] for key in keys}
+        key_array = pa.array(list(by_key), pa.string())
         for file in self._files:
             for number in range(file.batches):
                 batch = file.batch(number)
-                for at in np.flatnonzero(pc.is_in(batch.column("key"), wanted).to_numpy(zero_copy_only=False)):
-                    found[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
-        return found
+                for at in np.flatnonzero(pc.is_in(batch.column("key"), key_array).to_numpy(zero_copy_only=False)):
+                    by_key[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
+        return by_key
 
     def tables(self) -> Iterator[pa.Table]:
         """All rows in the order of their ids, `BATCH_ROWS` or fewer at a time."""
@@ -189,14 +189,14 @@ class Identity:
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
         """(id of the first row, the columns) of each batch, in the order of ids; nothing is copied.
 
-        Raises InputError `index_damaged` where a file holds no such values.
+        Raises InputError `index_damaged` if a file holds no such values.
         """
         for file in self._files:
             for number in range(file.batches):
                 yield file.first_id + number * BATCH_ROWS, [file.column(number, name) for name in columns]
 
     def sample(self, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(id of the first row, rows) from everywhere: about so many in all, all where there are no more.
+        """(id of the first row, rows) from everywhere: about `rows` in all, all if there are no more.
 
         Raises InputError `index_damaged` as `scan`.
         """

@@ -26,7 +26,7 @@ Lists = Any
 
 
 def write_lists(lists: Lists, path: Path) -> None:
-    """Write lists that are in memory; OSError where the disk refuses."""
+    """Write lists that are in memory; OSError if the disk refuses."""
     write_by_faiss(path, lambda writer: faiss().write_InvertedLists(lists, writer))
 
 
@@ -61,7 +61,7 @@ def append(
     Args:
         deleted: bits by id, see `is_set`; rows that are set there are left out.
 
-    Gives the number of rows that were added.
+    Returns the number of rows that were added.
     """
     module = faiss()
     rows = 0
@@ -72,10 +72,10 @@ def append(
         ids, codes = source.get_ids(number), source.get_codes(number)
         if deleted is not None:
             all_ids = module.rev_swig_ptr(ids, size)
-            kept = ~is_set(deleted, all_ids)
-            if not kept.all():
+            live = ~is_set(deleted, all_ids)
+            if not live.all():
                 all_codes = module.rev_swig_ptr(codes, size * source.code_size).reshape(size, -1)
-                kept_ids, kept_codes = all_ids[kept], all_codes[kept]
+                kept_ids, kept_codes = all_ids[live], all_codes[live]
                 size, ids, codes = len(kept_ids), module.swig_ptr(kept_ids), module.swig_ptr(kept_codes)
         if size:
             target.add_entries(offset + number - first, size, ids, codes)
@@ -89,9 +89,9 @@ def is_set(bits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     Args:
         bits: uint8 (ids / 8,).
     """
-    known = np.maximum(ids, 0)
-    there: np.ndarray = (ids >= 0) & ((bits[known >> 3] >> (known & 7).astype(np.uint8)) & 1).astype(bool)
-    return there
+    clipped = np.maximum(ids, 0)
+    result: np.ndarray = (ids >= 0) & ((bits[clipped >> 3] >> (clipped & 7).astype(np.uint8)) & 1).astype(bool)
+    return result
 
 
 class Stack:
@@ -113,8 +113,8 @@ class Stack:
         elif merged:
             nlist = wholes[0].nlist
             self.lists = empty_lists(nlist, code_size)
-            for whole in wholes:
-                append(self.lists, whole, first=0, count=nlist)
+            for group_lists in wholes:
+                append(self.lists, group_lists, first=0, count=nlist)
             self._parts, wholes = (), []
         else:
             self.lists = self._of(faiss().HStackInvertedLists, wholes)
@@ -158,7 +158,7 @@ class ListsBytes:
     Args:
         lists: number of lists in it.
 
-    Raises OutputError `index_damaged` where the file holds something else.
+    Raises OutputError `index_damaged` if the file holds something else.
 
     Attributes:
         sizes: rows of each list, int64.
@@ -181,22 +181,22 @@ class ListsBytes:
 
     def _read_sizes(self, lists: int) -> None:
         kind, count, self.code_size, form, numbers = _HEADER.unpack(self._read(0, _HEADER.size))
-        whole = self._bytes
-        known = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
-        if not known or count != lists or 8 * numbers > whole:
+        file_bytes = self._bytes
+        valid = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
+        if not valid or count != lists or 8 * numbers > file_bytes:
             raise damaged(f"{self.path} does not hold {lists:,} lists")
         table = np.frombuffer(self._read(_HEADER.size, 8 * numbers), "<u8")
         listed, of_them = (np.arange(lists), table) if form == b"full" else (table[::2], table[1::2])
         if len(listed) != len(of_them) or (len(listed) and listed.max() >= lists):
             raise damaged(f"{self.path} does not hold {lists:,} lists")
         entry = self.code_size + 8
-        before = _HEADER.size + 8 * numbers
-        total = before + entry * sum(of_them.tolist())  # of any length: sums of numpy would wrap
-        if total != whole:
-            raise damaged(f"{self.path} has {whole:,} bytes, its lists have {total:,}")
+        header_bytes = _HEADER.size + 8 * numbers
+        total = header_bytes + entry * sum(of_them.tolist())  # of any length: sums of numpy would wrap
+        if total != file_bytes:
+            raise damaged(f"{self.path} has {file_bytes:,} bytes, its lists have {total:,}")
         self.sizes = np.zeros(lists, np.int64)
         np.add.at(self.sizes, listed, of_them.astype(np.int64))
-        self._starts = (before + entry * np.concatenate([[0], np.cumsum(self.sizes)])).tolist()
+        self._starts = (header_bytes + entry * np.concatenate([[0], np.cumsum(self.sizes)])).tolist()
 
     def __enter__(self) -> ListsBytes:
         return self
@@ -214,11 +214,11 @@ class ListsBytes:
         start = self._starts[number] + int(self.sizes[number]) * self.code_size
         return np.frombuffer(self._read(start + 8 * first, 8 * count), "<i8")
 
-    def write_part(self, wanted: range, path: Path) -> None:
-        """Write a file of some of its lists alone; OSError where the disk refuses."""
-        start, stop = self._starts[wanted.start], self._starts[wanted.stop]
+    def write_part(self, span: range, path: Path) -> None:
+        """Write a file of some of its lists alone; OSError if the disk refuses."""
+        start, stop = self._starts[span.start], self._starts[span.stop]
         with open(path, "wb") as file:
-            file.write(lists_header(self.sizes[wanted.start : wanted.stop], self.code_size))
+            file.write(lists_header(self.sizes[span.start : span.stop], self.code_size))
             for at in range(start, stop, PIECE_BYTES):
                 file.write(self._read(at, min(PIECE_BYTES, stop - at)))
 

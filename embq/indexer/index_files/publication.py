@@ -28,7 +28,7 @@ KEPT = 2
 
 
 def publish(version: Version, small: Callable[[Path], None], *, to: ObjectPath | None = None) -> Version:
-    """Make a version the current one; gives it with its name. The caller holds the index's lock.
+    """Make a version the current one; returns it with its name. The caller holds the index's lock.
 
     Args:
         small: writes what else belongs into the version's folder; the version has its name by then.
@@ -59,8 +59,8 @@ def publish(version: Version, small: Callable[[Path], None], *, to: ObjectPath |
 
 
 def _rename(building: Path, path: Path) -> None:
-    for one in building.iterdir():
-        with open(one, "rb") as file:
+    for source in building.iterdir():
+        with open(source, "rb") as file:
             os.fsync(file.fileno())
     fsync_folder(building)
     os.rename(building, path)
@@ -69,9 +69,9 @@ def _rename(building: Path, path: Path) -> None:
 
 def _upload(building: Path, path: ObjectPath) -> None:
     """Send a version's small files; the record is created last, and is there from one process only."""
-    for one in building.iterdir():
-        if one.name != RECORD:
-            (path / one.name).replace(one.read_bytes())
+    for source in building.iterdir():
+        if source.name != RECORD:
+            (path / source.name).replace(source.read_bytes())
     try:
         (path / RECORD).create((building / RECORD).read_bytes())
     except FileExistsError:
@@ -89,23 +89,23 @@ def _announce(index: Place, name: str) -> None:
 
 
 def _committed(index: ObjectPath, *, after: str) -> str:
-    """The latest version in a bucket that has its record and is later than another one; "" where there is none."""
+    """The latest version in a bucket that has its record and is later than another one; "" if there is none."""
     least = _number(after) if after else 0
-    names = sorted((one for one in names_below(index) if NAME.fullmatch(one) and _number(one) > least), key=_number)
-    return next((one for one in reversed(names) if (index / one / RECORD).exists()), "")
+    names = sorted((name for name in names_below(index) if NAME.fullmatch(name) and _number(name) > least), key=_number)
+    return next((name for name in reversed(names) if (index / name / RECORD).exists()), "")
 
 
 def sweep(index: Place) -> int:
-    """Remove versions before the last `KEPT`, and files that no version needs; gives the number of both.
+    """Remove versions before the last `KEPT`, and files that no version needs; returns the number of both.
 
     What an interrupted build or change has made so far is needed. The caller holds the index's lock.
     """
     settle(index)
     names = sorted((name for name in names_below(index) if NAME.fullmatch(name)), key=_number)
-    kept = set(names[-KEPT:]) | {current_name(index)}
+    retained = set(names[-KEPT:]) | {current_name(index)}
     removed = 0
     for name in names:
-        if name not in kept:
+        if name not in retained:
             remove_folder(index / name)
             removed += 1
     if isinstance(index, ObjectPath):
@@ -113,7 +113,7 @@ def sweep(index: Place) -> int:
             upload.abort()
     else:
         _drop_temporary(index)
-    needed = {file.path for name in kept if name for file in read_version(index, name).files()}
+    needed = {file.path for name in retained if name for file in read_version(index, name).files()}
     needed |= _under_way(index)
     for name in names_below(index, FILES):
         if f"{FILES}/{name}" not in needed:
@@ -141,7 +141,7 @@ def remove_folder(folder: Place) -> None:
 
 
 def names_below(index: Place, folder: str = "") -> list[str]:
-    """The names of what is in a folder of an index, none where it is missing; OutsideError where it is a link."""
+    """The names of what is in a folder of an index, none if it is missing; OutsideError if it is a link."""
     if isinstance(index, ObjectPath):
         return names_in(index / folder if folder else index)
     try:
@@ -170,10 +170,10 @@ def settle(index: Place) -> None:
 
 def _under_way(index: Place) -> set[str]:
     """The files that units of interrupted builds and changes have committed."""
-    found: set[str] = set()
+    committed: set[str] = set()
     for build in names_below(index, WORK):
         for name in names_below(index, f"{WORK}/{build}"):
             files = read_json(index / WORK / build / name).get("files") if name.endswith(".json") else None
             if isinstance(files, dict):
-                found |= {str(file["path"]) for file in files.values()}
-    return found
+                committed |= {str(file["path"]) for file in files.values()}
+    return committed

@@ -57,7 +57,7 @@ F = TypeVar("F", bound=File)
 
 
 def fetched(
-    source: ObjectPath, *, on_load: Callable[[str], None] | None = None, moved: Callable[[], None] = lambda: None
+    source: ObjectPath, *, on_load: Callable[[str], None] | None = None, on_progress: Callable[[], None] = lambda: None
 ) -> Path:
     """The folder of this machine with the current version of an index, after fetching what is missing of it.
 
@@ -66,19 +66,19 @@ def fetched(
 
     Args:
         source: of the index.
-        on_load: called with what is fetched, where that takes long.
-        moved: called again and again meanwhile; what it raises ends the fetch.
+        on_load: called with what is fetched, if that takes long.
+        on_progress: called again and again meanwhile; what it raises ends the fetch.
 
     Raises InputError `no_index` and `source_denied`, OutputError `index_damaged` for an object that is missing or not
-    what the version's record says, and `no_space`; AwayError where the store does not answer.
+    what the version's record says, and `no_space`; AwayError if the store does not answer.
     """
     folder = _cached(source)
     try:
-        with _locked(folder, moved):
+        with _locked(folder, on_progress):
             for _ in range(ATTEMPTS):
                 name = _current(source)
                 try:
-                    _fetch_version(source, name, folder, on_load, moved)
+                    _fetch_version(source, name, folder, on_load, on_progress)
                     return folder
                 except EmbqError as error:
                     if error.code != "index_damaged" or _current(source) == name:
@@ -102,12 +102,12 @@ def _fetch_version(
     name: str,
     folder: Path,
     on_load: Callable[[str], None] | None,
-    moved: Callable[[], None],
+    on_progress: Callable[[], None],
 ) -> None:
     """Make a version the current one of the cached folder; the caller holds its lock."""
     where = source / name / RECORD
     version = parsed_version(folder, read_json(where), str(where))
-    there = replace(
+    cached = replace(
         version,
         name=name,
         trained=_named(version.trained),
@@ -121,16 +121,16 @@ def _fetch_version(
     for other in names_below(folder, FILES):
         if other.startswith("."):  # of a fetch that was killed
             drop(files / other)
-    missing = {one.sha256: one for one in version.files() if _size(files / one.sha256) != one.bytes}
+    missing = {file.sha256: file for file in version.files() if _size(files / file.sha256) != file.bytes}
     if missing:
-        count = sum(one.bytes for one in missing.values())
+        count = sum(file.bytes for file in missing.values())
         _make_room(folder, count)
         if on_load is not None:
             on_load(f"{size_text(count)} of {source}")
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for _ in pool.map(lambda one: _fetch(source, one, files / one.sha256, moved), missing.values()):
+            for _ in pool.map(lambda file: _fetch(source, file, files / file.sha256, on_progress), missing.values()):
                 pass
-    _make_current(there, name)
+    _make_current(cached, name)
 
 
 def _named(file: F) -> F:
@@ -144,7 +144,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _fetch(source: ObjectPath, file: File, target: Path, moved: Callable[[], None]) -> None:
+def _fetch(source: ObjectPath, file: File, target: Path, on_progress: Callable[[], None]) -> None:
     """Copy a payload, whole and checked."""
     path = below(source, file.path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -153,7 +153,7 @@ def _fetch(source: ObjectPath, file: File, target: Path, moved: Callable[[], Non
     try:
         with open(temporary, "xb") as ours:
             for start in range(0, file.bytes, PIECE_BYTES):
-                moved()
+                on_progress()
                 with asking(path):
                     piece = path.read_range(start, min(file.bytes, start + PIECE_BYTES))
                 ours.write(piece)
@@ -177,7 +177,7 @@ def _make_current(version: Version, name: str) -> None:
     for other in names_below(folder):
         if NAME.fullmatch(other) and other != name:
             shutil.rmtree(folder / other, ignore_errors=True)
-    for other in set(names_below(folder, FILES)) - {one.sha256 for one in version.files()}:
+    for other in set(names_below(folder, FILES)) - {file.sha256 for file in version.files()}:
         drop(folder / FILES / other)
 
 
@@ -200,7 +200,7 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def copied(index: ObjectPath, file: File, folder: Path) -> Path:
-    """Path of a payload in a build's copies, after fetching it where it is missing; errors of `fetched`."""
+    """Path of a payload in a build's copies, after fetching it if it is missing; errors of `fetched`."""
     path = below(folder, file.path)
     if _size(path) != file.bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def copied(index: ObjectPath, file: File, folder: Path) -> Path:
 
 
 def sent(temporary: Path, index: ObjectPath, file: File, folder: Path) -> None:
-    """Create a payload in the bucket from a file of this machine, which stays as its copy where there is room."""
+    """Create a payload in the bucket from a file of this machine, which stays as its copy if there is room."""
     below(index, file.path).upload(temporary)
     path = below(folder, file.path)
     try:
@@ -232,11 +232,11 @@ def forget_copies(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, moved: Callable[[], None]) -> Iterator[None]:
+def _locked(folder: Path, on_progress: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a cached index, and count that as its use."""
     with _opened_lock(folder) as lock:
         while not try_lock(lock):
-            moved()
+            on_progress()
             time.sleep(0.1)
         os.utime(lock.fileno())
         below(folder.parent, folder.name).mkdir(exist_ok=True)  # it may have been evicted meanwhile
@@ -245,14 +245,14 @@ def _locked(folder: Path, moved: Callable[[], None]) -> Iterator[None]:
 
 
 def _opened_lock(folder: Path) -> IO[bytes]:
-    """The lock's file. OutputError where others may write in the cache: they would choose what a search finds."""
+    """The lock's file. OutputError if others may write in the cache: they would choose what a search finds."""
     cache, path = folder.parent, _lock_of(folder)
     cache.mkdir(parents=True, exist_ok=True)
-    for one in (cache.parent, cache):
-        status = one.stat()
+    for directory in (cache.parent, cache):
+        status = directory.stat()
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
             raise OutputError(
-                f"{one}, where indexes are cached, is another user's or may be written by all",
+                f"{directory}, where indexes are cached, is another user's or may be written by all",
                 next_step="remove it or `chmod o-w` it, or set XDG_CACHE_HOME to a folder of your own",
                 code="not_writable",
             )
@@ -264,7 +264,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Evict other indexes until `needed` bytes more fit; OutputError `no_space` where they do not."""
+    """Evict other indexes until `needed` bytes more fit; OutputError `no_space` if they do not."""
     disk = os.statvfs(folder)
     bound = index_cache_bytes() or disk.f_blocks * disk.f_frsize // 2
     lasts = {path: path.stat().st_mtime for path in folder.parent.glob("*.lock")}

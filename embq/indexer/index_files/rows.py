@@ -43,7 +43,7 @@ class RowsFiles:
         )
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        """Vectors of some rows: float32 (n, dim), in their order. IndexError where an id has none."""
+        """Vectors of some rows: float32 (n, dim), in their order. IndexError if an id has none."""
         return self._halves(ids).astype(np.float32)
 
     def nearest(self, query: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,21 +65,21 @@ class RowsFiles:
         if len(self._maps) == 1 and not self._reads_ahead:
             only: np.ndarray = self._maps[0].take(ids - self._firsts[0], axis=0)
             return only
-        found = np.empty((len(ids), self._dim), np.float16)
+        matrix = np.empty((len(ids), self._dim), np.float16)
         places = np.searchsorted(self._firsts, ids, side="right") - 1
         by_file = [(self._maps[place], np.flatnonzero(places == place), place) for place in np.unique(places).tolist()]
         if self._reads_ahead:
             for rows, mine, place in by_file:
                 _read_ahead(rows, ids[mine] - self._firsts[place])
         for rows, mine, place in by_file:
-            found[mine] = rows.take(ids[mine] - self._firsts[place], axis=0)
-        return found
+            matrix[mine] = rows.take(ids[mine] - self._firsts[place], axis=0)
+        return matrix
 
 
-def _mapped(file: Path, rows: int, dim: int, *, alone: bool) -> np.ndarray:
-    """A file of rows: float16 (rows, dim). With `alone` the kernel reads the pages of a row and none around them."""
+def _mapped(file: Path, rows: int, dim: int, *, random_access: bool) -> np.ndarray:
+    """A file of rows: float16 (rows, dim). With `random_access` the kernel reads no pages around those of a row."""
     mapped = np.memmap(file, np.float16, "r", shape=(rows, dim))
-    if alone and isinstance(mapped.base, mmap):
+    if random_access and isinstance(mapped.base, mmap):
         mapped.base.madvise(MADV_RANDOM)
     # As a plain array: indexing a `memmap` costs several times what the copy itself does.
     return np.asarray(mapped)

@@ -12,9 +12,9 @@ from embq.indexer.index_files.version import Version
 
 def sizes_of(version: Version) -> dict[str, Any]:
     """Sizes of a version for infos.json; names with spaces are autofaiss's."""
-    index_bytes = version.trained.bytes + sum(one.bytes for group in version.groups for one in group)
-    rows_bytes = sum(one.bytes for one in version.rows)
-    identity_bytes = sum(one.bytes for one in version.identity)
+    index_bytes = version.trained.bytes + sum(file.bytes for group in version.groups for file in group)
+    rows_bytes = sum(file.bytes for file in version.rows)
+    identity_bytes = sum(file.bytes for file in version.identity)
     n = max(1, version.n)
     return {
         "size in bytes": index_bytes,
@@ -40,9 +40,9 @@ def imbalance_of(lists: int, squares: float, rows: int) -> float:
 
 def list_sizes(version: Version) -> np.ndarray:
     """Rows in each list, all groups together: float64 (nlist,)."""
-    total = np.zeros(max(one.last for group in version.groups for one in group))
+    total = np.zeros(max(file.last for group in version.groups for file in group))
     for group in version.groups:
-        for one in group:
-            lists = read_lists(one.check(version.index), mapped=True)
-            total[one.first : one.last] += [lists.list_size(at) for at in range(one.last - one.first)]
+        for file in group:
+            lists = read_lists(file.check(version.index), mapped=True)
+            total[file.first : file.last] += [lists.list_size(at) for at in range(file.last - file.first)]
     return total

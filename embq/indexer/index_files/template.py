@@ -53,14 +53,14 @@ class Template:
 
     @classmethod
     def read(cls, path: Path, *, on_gpu: bool = False) -> Template:
-        """The template of a file; OutputError where it cannot be read."""
+        """The template of a file; OutputError if it cannot be read."""
         try:
             return cls(faiss().read_index(str(path)), on_gpu=on_gpu)
         except RuntimeError as error:
             raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
     def write(self, path: Path, *, head: bytes = b"") -> None:
-        """Write it without rows, behind other bytes; OSError where the disk refuses."""
+        """Write it without rows, behind other bytes; OSError if the disk refuses."""
         write_by_faiss(path, lambda writer: faiss().write_index(self.index, writer), head=head)
 
     def transformed(self, vectors: np.ndarray) -> np.ndarray:
@@ -69,32 +69,32 @@ class Template:
             vectors = transform.apply(vectors)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
-    def assign(self, seen: np.ndarray) -> np.ndarray:
+    def assign(self, transformed: np.ndarray) -> np.ndarray:
         """The list of each vector: int64 (n,).
 
         Args:
-            seen: as `transformed` gave them.
+            transformed: as `transformed` gave them.
         """
         if self._search is None:
             self._search = CentroidSearch(self.ivf.quantizer, on_gpu=self._on_gpu)
-        _, lists = self._search.run(lambda index: index.search(seen, 1))
+        _, lists = self._search.run(lambda index: index.search(transformed, 1))
         numbers: np.ndarray = lists.ravel()
         return numbers
 
     def add(self, vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Encode float32 vectors (n, dim) into the lists under the given ids; gives the list of each."""
+        """Encode float32 vectors (n, dim) into the lists under the given ids; returns the list of each."""
         from faiss.contrib import ivf_tools
 
         add_preassigned: Any = ivf_tools.add_preassigned
 
-        seen = self.transformed(vectors)
-        numbers = self.assign(seen)
-        if len(seen):
-            add_preassigned(self.ivf, seen, numbers, np.ascontiguousarray(ids, dtype=np.int64))
+        transformed = self.transformed(vectors)
+        numbers = self.assign(transformed)
+        if len(transformed):
+            add_preassigned(self.ivf, transformed, numbers, np.ascontiguousarray(ids, dtype=np.int64))
         return numbers
 
     def decoded(self, ids: np.ndarray) -> np.ndarray:
-        """Decoded vectors of rows: float32 (n, dim). RuntimeError where they cannot be had.
+        """Decoded vectors of rows: float32 (n, dim). RuntimeError if they cannot be had.
 
         The first call notes where each row is, which takes some 50 bytes per row.
         """
@@ -103,8 +103,8 @@ class Template:
         if not self._located:
             self.ivf.set_direct_map_type(faiss().DirectMap.Hashtable)
             self._located = True
-        found = [self.ivf.reconstruct(int(id_)) for id_ in ids]
-        return np.stack(found) if found else np.zeros((0, self.ivf.d), np.float32)
+        vectors = [self.ivf.reconstruct(int(id_)) for id_ in ids]
+        return np.stack(vectors) if vectors else np.zeros((0, self.ivf.d), np.float32)
 
     def hold(self, lists: Lists, rows: int, *, owner: object = None) -> None:
         """Let the index answer from these lists; `owner` is what must live as long as they do."""
@@ -115,7 +115,7 @@ class Template:
 
 
 def packed(template: Template) -> bool:
-    """Let the index answer from a copy of its lists that is laid out for SIMD; True where that was of use.
+    """Let the index answer from a copy of its lists that is laid out for SIMD; True if that was of use.
 
     Of 4-bit product codes a scan is some ten times as fast so, of 1-bit RaBitQ a fifth; of RaBitQ with more bits it is
     slower (measured with faiss 1.15). The copy is padded to 32 rows per list, and lives in memory only.
@@ -128,7 +128,7 @@ def packed(template: Template) -> bool:
         make = module.IndexIVFRaBitQFastScan
     else:
         return False
-    # faiss 1.15 gives the copy lists only where the original says that it owns its own, and ends the process elsewhere.
+    # faiss 1.15 gives the copy lists only if the original says that it owns its own, and ends the process elsewhere.
     ivf.own_invlists = True
     copy = make(ivf)
     ivf.own_invlists = False
@@ -138,10 +138,10 @@ def packed(template: Template) -> bool:
 
 
 class CentroidSearch:
-    """Searches an index over centroids, on the GPU where that is possible and on the CPU otherwise.
+    """Searches an index over centroids, on the GPU if that is possible and on the CPU otherwise.
 
     The first failure of the GPU, as a rule too little memory, moves all further work to the CPU.
-    faiss raises RuntimeError where a GPU has no memory left, and ends the process with SIGABRT on any other CUDA error,
+    faiss raises RuntimeError if a GPU has no memory left, and ends the process with SIGABRT on any other CUDA error,
     so a GPU is for processes that their parent starts again without one: see `embq.worker.index_service`.
 
     Args:
@@ -157,7 +157,7 @@ class CentroidSearch:
         self._on_gpu = on_gpu and hasattr(faiss(), "StandardGpuResources") and _is_flat(index)
 
     def run(self, work: Callable[[Any], T]) -> T:
-        """Result of `work` for the index. It is called again with the CPU's where it fails on the GPU."""
+        """Result of `work` for the index. It is called again with the CPU's if it fails on the GPU."""
         if self._on_gpu:
             try:
                 if self._copy is None:

@@ -32,7 +32,7 @@ NAME = re.compile(r"v\d{4,}")
 CURRENT_BYTES = 100
 """Limit of the pointer."""
 ATTEMPTS = 20
-"""Attempts to open the current version where it was swept away meanwhile."""
+"""Attempts to open the current version if it was swept away meanwhile."""
 
 T = TypeVar("T")
 Where = TypeVar("Where", Path, ObjectPath)
@@ -73,12 +73,12 @@ class Version:
         name: "v0001" and so on; "" of a version that is not published yet.
         trained: the template.
         groups: lists of the index as it was built, then those of each addition; the ranges of a group cover all lists.
-        rows: vectors for exact re-ranking, by id; () where there are none.
+        rows: vectors for exact re-ranking, by id; () if there are none.
         identity: identity files, by id.
         next_id: one more than the highest id.
         excluded: rows that are in no list because they have no direction.
         deleted: rows that are no answer any more.
-        deleted_file: a bit for each id, those of deleted rows set; None where none is.
+        deleted_file: a bit for each id, those of deleted rows set; None if none is.
         search: the search parameters that tuning chose: "nprobe" and "k_factor".
         build: id of the build that trained the template.
         created: time of its publication; that of the version before while it is not published.
@@ -135,11 +135,11 @@ class Version:
 
 
 def current_name(index: Place) -> str:
-    """The name of the current version; "" where there is none."""
+    """The name of the current version; "" if there is none."""
     if isinstance(index, ObjectPath):
         with asking(index):
-            there = (index / CURRENT).exists()
-        return parsed_name(read_small(index / CURRENT, CURRENT_BYTES), index / CURRENT) if there else ""
+            exists = (index / CURRENT).exists()
+        return parsed_name(read_small(index / CURRENT, CURRENT_BYTES), index / CURRENT) if exists else ""
     try:
         return parsed_name(beneath.read_bytes(index, CURRENT, most_bytes=CURRENT_BYTES), index / CURRENT)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def current_name(index: Place) -> str:
 
 
 def parsed_name(data: bytes, where: Place) -> str:
-    """The name of the version that a file CURRENT names; OutputError where it names none."""
+    """The name of the version that a file CURRENT names; OutputError if it names none."""
     name = data.decode("ascii", "replace").strip()
     if len(data) > CURRENT_BYTES or not NAME.fullmatch(name):
         raise OutputError(f"{where} does not name a version", code="index_damaged")
@@ -157,13 +157,13 @@ def parsed_name(data: bytes, where: Place) -> str:
 
 
 def read_version(index: Place, name: str) -> Version:
-    """One version; OutputError where its record is missing or damaged."""
+    """One version; OutputError if its record is missing or damaged."""
     folder = index if isinstance(index, Path) else Path()
     return parsed_version(folder, read_json(index / name / RECORD), str(index / name / RECORD))
 
 
 def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
-    """A version from its record; OutputError where that is of another schema, or damaged.
+    """A version from its record; OutputError if that is of another schema, or damaged.
 
     Args:
         where: path or URL of the record, for messages.
@@ -178,13 +178,13 @@ def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
 
 
 def find_current(index: Place) -> Version | None:
-    """The current version; None where there is no index, OutputError where it is damaged."""
+    """The current version; None if there is no index, OutputError if it is damaged."""
     name = current_name(index)
     return read_version(index, name) if name else None
 
 
 def read_current(index: Place) -> Version:
-    """The current version; InputError where there is no index, OutputError where it is damaged."""
+    """The current version; InputError if there is no index, OutputError if it is damaged."""
     current = find_current(index)
     if current is None:
         raise InputError(
@@ -194,9 +194,9 @@ def read_current(index: Place) -> Version:
 
 
 def open_current(index: Path, opened: Callable[[Version], T]) -> T:
-    """The current version as `opened` opens its files; again where it was swept away meanwhile.
+    """The current version as `opened` opens its files; again if it was swept away meanwhile.
 
-    Raises InputError where there is no index, OutputError where a file of it is missing or damaged.
+    Raises InputError if there is no index, OutputError if a file of it is missing or damaged.
     """
     for _ in range(ATTEMPTS):
         name = current_name(index)
@@ -223,9 +223,9 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     """The place of an index from what a user named: that folder, a version in it, or the output folder of a run.
 
     Args:
-        output: which of a run's vectors; None where it has an index of one only.
+        output: which of a run's vectors; None if it has an index of one only.
 
-    Raises InputError where there is none, or several.
+    Raises InputError if there is none, or several.
     """
     if isinstance(path, Path):
         refuse_unnameable(os.path.abspath(path))
@@ -234,22 +234,22 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
         return path.parent
     below = path / "index"
-    names = sorted(one.name for one in below.iterdir()) if below.is_dir() else []
-    found = {name: below / name for name in names if (below / name / CURRENT).exists()}
-    if output is not None and output in found:
-        return found[output]
-    if not found or output is not None:
-        there = f" of {output!r}; there is one of {', '.join(found)}" if found else ""
+    names = sorted(entry.name for entry in below.iterdir()) if below.is_dir() else []
+    indexes = {name: below / name for name in names if (below / name / CURRENT).exists()}
+    if output is not None and output in indexes:
+        return indexes[output]
+    if not indexes or output is not None:
+        available = f" of {output!r}; there is one of {', '.join(indexes)}" if indexes else ""
         build = (
             f"build one with: {command_line('index', path)}"
             if isinstance(path, Path)
             else "upload a finished index to it"
         )
-        raise InputError(f"{path} holds no finished index{there}", next_step=build, code="no_index")
-    if len(found) > 1:
+        raise InputError(f"{path} holds no finished index{available}", next_step=build, code="no_index")
+    if len(indexes) > 1:
         raise InputError(
-            f"{path} has an index of {' and of '.join(found)}",
-            next_step=f"add --vector-name {next(iter(found))}, or give {next(iter(found.values()))}",
+            f"{path} has an index of {' and of '.join(indexes)}",
+            next_step=f"add --vector-name {next(iter(indexes))}, or give {next(iter(indexes.values()))}",
             code="which_index",
         )
-    return next(iter(found.values()))
+    return next(iter(indexes.values()))

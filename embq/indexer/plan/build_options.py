@@ -34,7 +34,7 @@ class BuildOptions:
         metric: "ip" or "l2"; "ip" of unit-length vectors is the cosine.
         index_key: faiss factory string; None leaves the choice to the plan.
         nb_indices_to_keep: into how many indices the lists are divided; each must fit the memory.
-        min_nearest_neighbors_to_retrieve: a query must be able to find at least so many.
+        min_nearest_neighbors_to_retrieve: a query must be able to find at least this many.
         recall: the part of the true nearest `recall_at` that a query must find, 0 to 1.
         refine: "fp16": full rows on disk for re-ranking; "none"; "auto": where the codec needs it.
         workers: processes that build side by side on this machine.
@@ -55,7 +55,7 @@ class BuildOptions:
     seed: int = 1234
 
     def check(self) -> None:
-        """Raises UsageError where a value has no meaning, or two contradict each other."""
+        """Raises UsageError if a value has no meaning, or two contradict each other."""
         for name in AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", next_step="Give at least 1.")
@@ -82,25 +82,25 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: `text` is no size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if match is None:
         raise UsageError(f"{text!r} is no size", next_step="Write it as 16G, 500M or a number of bytes.")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def parse_recall(text: str) -> tuple[float, int]:
-    """The part and the number of "0.95@10"; the number is 10 where it is left out.
+    """The part and the number of "0.95@10"; the number is 10 if it is left out.
 
     Raises:
         UsageError: `text` is no such target.
     """
-    found = re.fullmatch(r"\s*(\d*\.?\d+)\s*(?:@\s*(\d+))?\s*", text)
-    if found is None or not 0 < float(found[1]) <= 1 or found[2] == "0":
+    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*(?:@\s*(\d+))?\s*", text)
+    if match is None or not 0 < float(match[1]) <= 1 or match[2] == "0":
         raise UsageError(
             f"{text!r} is no recall target",
             next_step="Write it as 0.95@10: the part of the 10 nearest that a query must find, above 0 and up to 1.",
         )
-    return float(found[1]), int(found[2] or 10)
+    return float(match[1]), int(match[2] or 10)
 
 
 def bytes_text(count: float) -> str:

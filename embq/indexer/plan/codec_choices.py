@@ -1,4 +1,4 @@
-"""Codecs that a plan chooses from, the most exact first, and the number of lists for so many rows."""
+"""Codecs that a plan chooses from, the most exact first, and the number of lists for a number of rows."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _refined(dim: int, metric: str) -> Iterator[str]:
     if metric == "ip":
         yield from (f"PQ{dim // width}x4" for width in (3, 4, 6, 8) if dim % width == 0)
         return
-    # Of the dimensions that PCA keeps, each 4 bits stand for so many.
+    # Of the dimensions that PCA keeps, each 4 bits stand for this many.
     for share, width in ((2 / 3, 2), (1 / 2, 2), (1 / 2, 3), (1 / 4, 2), (1 / 4, 3), (1 / 8, 2)):
-        kept = int(dim * share) // (8 * width) * (8 * width) or 8
-        if kept % width == 0:
-            yield f"PCAR{kept},PQ{kept // width}x4"
+        reduced = int(dim * share) // (8 * width) * (8 * width) or 8
+        if reduced % width == 0:
+            yield f"PCAR{reduced},PQ{reduced // width}x4"
 
 
 def _unrefined(dim: int, metric: str) -> Iterator[str]:

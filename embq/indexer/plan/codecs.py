@@ -22,7 +22,7 @@ class Codec:
         transform: what is done to vectors first, as faiss writes it: "" or "PCAR192".
         code_bytes: bytes of one code.
         coded_dim: dimensions after the transform.
-        list_dim: dimensions of the centroids: by so many leading ones, found by PCA, a row's list is found.
+        list_dim: dimensions of the centroids: by this many leading ones, found by PCA, a row's list is found.
         encode_rows_s: rows that one core encodes a second, their list being known (measured at 512 dimensions, scaled).
         refine: whether re-ranking by full rows from disk is needed for a recall of 0.95.
         fastscan_at_load: whether the lists are packed for SIMD scanning when they are loaded into RAM.
@@ -132,10 +132,10 @@ def _scalar(key: str, dim: int) -> _Code | None:
 
 def _binary(key: str, dim: int) -> _Code | None:
     """Code with some bits of each number, and a few factors for the whole vector."""
-    found = re.fullmatch(r"(RaBitQ|EDEN)([1-9])?", key)
-    if found is None:
+    match = re.fullmatch(r"(RaBitQ|EDEN)([1-9])?", key)
+    if match is None:
         return None
-    kind, bits = found[1], int(found[2] or 1)
+    kind, bits = match[1], int(match[2] or 1)
     if kind == "RaBitQ":
         # One bit of sign and two factors; beyond that, the other bits and three factors more.
         size = math.ceil(dim / 8) + 8 + (math.ceil(dim * (bits - 1) / 8) + 12 if bits > 1 else 0)
@@ -147,11 +147,11 @@ def _binary(key: str, dim: int) -> _Code | None:
 
 
 def _product(key: str, dim: int) -> _Code | None:
-    """Pieces of the vector, a word of a codebook for each; ValueError where it cannot be cut into so many."""
-    found = re.fullmatch(r"PQ(\d+)(?:x(4|8))?", key)
-    if found is None:
+    """Pieces of the vector, a word of a codebook for each; ValueError if it cannot be cut into that number."""
+    match = re.fullmatch(r"PQ(\d+)(?:x(4|8))?", key)
+    if match is None:
         return None
-    pieces, bits = int(found[1]), int(found[2] or 8)
+    pieces, bits = int(match[1]), int(match[2] or 8)
     if pieces < 1 or dim % pieces:
         raise ValueError(f"{key} cuts vectors into {pieces} pieces, and {dim} dimensions cannot be cut so")
     return _Code(
@@ -160,8 +160,8 @@ def _product(key: str, dim: int) -> _Code | None:
 
 
 def _dim_after(step: str, dim: int) -> int:
-    """Dimensions after one step of a transform; ValueError where there is none such."""
-    found = TRANSFORM.fullmatch(step)
-    if found is None:
+    """Dimensions after one step of a transform; ValueError if there is none such."""
+    match = TRANSFORM.fullmatch(step)
+    if match is None:
         raise ValueError(f"there is no transform {step!r}")
-    return int(found[1] or dim)
+    return int(match[1] or dim)

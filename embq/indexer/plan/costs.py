@@ -18,7 +18,7 @@ BATCH_ROWS = 32_768
 """Rows that are held as float32 at once while a block is read, assigned and encoded."""
 
 READ_ROWS = 65_536
-"""Rows that are read at once where they are only looked at, as float16 and as float32."""
+"""Rows that are read at once if they are only looked at, as float16 and as float32."""
 
 WORKING_BYTES = 96 << 20
 """Memory of merging and tuning besides lists: buffers, queries with their neighbours, pages of re-ranked rows."""
@@ -89,7 +89,7 @@ class Work:
 
     @property
     def at_once(self) -> float:
-        """Processes that compute side by side, as so many that compute alone."""
+        """Processes that compute side by side, as a number of processes that compute alone."""
         count = min(self.workers, self.speeds.cores)
         return count * TOGETHER if count > 1 else 1.0
 
@@ -227,7 +227,7 @@ def _merge(work: Work) -> StageCost:
 
 
 def _tune(work: Work) -> StageCost:
-    """Searches in the index: in memory where it has room there, else mapped but for the centroids."""
+    """Searches in the index: in memory if it has room there, else mapped but for the centroids."""
     working = BASE_BYTES + WORKING_BYTES
     index = work.codec.index_bytes(work.n, work.nlist, work.dim)
     held = index if index + working <= work.memory else work.centroids_bytes
@@ -244,9 +244,9 @@ def train_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
     """RAM of training: the sample as float32, as it is put together, as codes and centroids see it; the centroids, and
     their sums; the matrices of the transforms."""
     listed = codec.list_dim if codec.list_dim < codec.coded_dim else 0
-    seen = (codec.coded_dim if codec.transform else 0) + listed
-    matrices = 32 * dim * dim if seen else 0
-    return BASE_BYTES + 4 * rows * (dim + max(dim, seen)) + 12 * codec.list_dim * nlist + matrices
+    transformed_dims = (codec.coded_dim if codec.transform else 0) + listed
+    matrices = 32 * dim * dim if transformed_dims else 0
+    return BASE_BYTES + 4 * rows * (dim + max(dim, transformed_dims)) + 12 * codec.list_dim * nlist + matrices
 
 
 def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
@@ -290,7 +290,7 @@ def measure_speeds() -> Speeds:
 
 
 def _disk_bytes_s() -> float:
-    """Speed of a durable write of 32 MB; a modest disk's speed where there is no room for it."""
+    """Speed of a durable write of 32 MB; a modest disk's speed if there is no room for it."""
     data = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile() as file:

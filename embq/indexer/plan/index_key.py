@@ -42,11 +42,11 @@ def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
     _refuse_wrapped(text)
     parts = _parts(text, suggested)
     _refuse_unmergeable(parts, suggested)
-    kept = _codec_of(parts, dim, suggested)
-    _try_faiss(text, kept, dim)
+    parsed = _codec_of(parts, dim, suggested)
+    _try_faiss(text, parsed, dim)
     if parts.nlist is None:
-        return IndexKey(codec=kept, nlist=1, note="Flat is built as IVF1,Flat: one list, every vector compared")
-    return IndexKey(codec=kept, nlist=parts.nlist, coarse=parts.coarse)
+        return IndexKey(codec=parsed, nlist=1, note="Flat is built as IVF1,Flat: one list, every vector compared")
+    return IndexKey(codec=parsed, nlist=parts.nlist, coarse=parts.coarse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class _Parts:
 
     Attributes:
         text: the whole.
-        transforms: what is before the lists, or all but the last where there are no lists.
+        transforms: what is before the lists, or all but the last if there are no lists.
         lists: as they are written, or "".
-        nlist: number of lists; None where there are none.
+        nlist: number of lists; None if there are none.
         coarse: an index over the centroids: "" or "HNSW32".
         list_dim: dimensions of the centroids; None for those of the codes.
         last: the codec.
@@ -77,32 +77,32 @@ class _Parts:
 
 
 def _parts(text: str, suggested: int) -> _Parts:
-    *before, last = _OUTSIDE_PARENTHESES.split(text)
-    found = _LISTS.fullmatch(before[-1]) if before else None
-    if found is None:
-        return _Parts(text=text, transforms=tuple(before), last=last)
-    if int(found[1]) < 1:
-        raise UsageError(f"--index-key {text} has no lists", next_step=f"Write IVF{suggested} instead of {before[-1]}.")
+    *prefix, last = _OUTSIDE_PARENTHESES.split(text)
+    match = _LISTS.fullmatch(prefix[-1]) if prefix else None
+    if match is None:
+        return _Parts(text=text, transforms=tuple(prefix), last=last)
+    if int(match[1]) < 1:
+        raise UsageError(f"--index-key {text} has no lists", next_step=f"Write IVF{suggested} instead of {prefix[-1]}.")
     return _Parts(
         text=text,
-        transforms=tuple(before[:-1]),
-        lists=before[-1],
-        nlist=int(found[1]),
-        coarse=found[2] or "",
-        list_dim=int(found[3]) if found[3] else None,
+        transforms=tuple(prefix[:-1]),
+        lists=prefix[-1],
+        nlist=int(match[1]),
+        coarse=match[2] or "",
+        list_dim=int(match[3]) if match[3] else None,
         last=last,
     )
 
 
 def _refuse_wrapped(text: str) -> None:
-    """UsageError where nothing is written, or an index is wrapped into another."""
+    """UsageError if nothing is written, or an index is wrapped into another."""
     if not text:
         raise UsageError("--index-key is empty", next_step="Leave it out, and a key is chosen by the memory allowed.")
-    if found := re.search(r",?(?:Refine\(.*\)|RFlat)$", text):
+    if match := re.search(r",?(?:Refine\(.*\)|RFlat)$", text):
         raise _unusable(
             text,
             "an index with a refinement inside cannot be merged",
-            f"--index-key {text[: found.start()]} --refine fp16: the same rows, kept on disk beside the index",
+            f"--index-key {text[: match.start()]} --refine fp16: the same rows, kept on disk beside the index",
         )
     if text.startswith(("IDMap", "IDMap2")):
         rest = text.partition(",")[2]
@@ -110,19 +110,19 @@ def _refuse_wrapped(text: str) -> None:
 
 
 def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
-    """UsageError where a part cannot be built in pieces and merged, or is none."""
+    """UsageError if a part cannot be built in pieces and merged, or is none."""
     text, last = parts.text, parts.last
     if re.match(r"HNSW|NSG|NNDescent|LSH|IMI", last) or any(part.startswith("IMI") for part in parts.transforms):
-        before = "".join(f"{part}," for part in parts.transforms if TRANSFORM.fullmatch(part))
+        prefix = "".join(f"{part}," for part in parts.transforms if TRANSFORM.fullmatch(part))
         raise _unusable(
             text,
             "its lists cannot be merged" if "IMI" in text else "a graph cannot be built in parts and merged",
-            f"--index-key {before}IVF{suggested},SQ8",
+            f"--index-key {prefix}IVF{suggested},SQ8",
         )
     if unknown := [part for part in parts.transforms if not TRANSFORM.fullmatch(part)]:
         raise _unknown(text, unknown[0], suggested)
-    if found := re.fullmatch(r"(PQ\d+x4|RaBitQ)fs[r]?(?:_\d+|\d)?", last):
-        unpacked = parts.joined(parts.lists or f"IVF{suggested}", found[1])
+    if match := re.fullmatch(r"(PQ\d+x4|RaBitQ)fs[r]?(?:_\d+|\d)?", last):
+        unpacked = parts.joined(parts.lists or f"IVF{suggested}", match[1])
         raise _unusable(
             text,
             "packed lists cannot be merged",
@@ -131,7 +131,7 @@ def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
 
 
 def _codec_of(parts: _Parts, dim: int, suggested: int) -> Codec:
-    """The codec with the transforms before it; UsageError where there is none such, or where it needs lists."""
+    """The codec with the transforms before it; UsageError if there is none such, or if it needs lists."""
     name = ",".join([*parts.transforms, parts.last])
     if parts.nlist is None and name != "Flat":
         try:
@@ -152,12 +152,12 @@ def _codec_of(parts: _Parts, dim: int, suggested: int) -> Codec:
         raise _unknown(parts.text, parts.last, suggested) from None
 
 
-def _try_faiss(text: str, kept: Codec, dim: int) -> None:
+def _try_faiss(text: str, parsed: Codec, dim: int) -> None:
     """Lets faiss read the key, with two lists: only what it makes of it is sure."""
     from embq.indexer.faiss_module import faiss
 
     try:
-        index = faiss().index_factory(dim, kept.factory(2))
+        index = faiss().index_factory(dim, parsed.factory(2))
     except RuntimeError as error:
         reason = str(error).rsplit(": ", 1)[-1].strip()
         raise UsageError(
@@ -181,6 +181,6 @@ def _unknown(text: str, part: str, lists: int) -> UsageError:
 
 def _pieces_near(last: str, dim: int) -> str:
     """The PQ with the number of pieces nearest to the one written that divides the dimensions."""
-    wanted, _, bits = last.removeprefix("PQ").partition("x")
-    nearest = min((p for p in range(1, dim + 1) if dim % p == 0), key=lambda p: abs(p - int(wanted)))
+    pieces, _, bits = last.removeprefix("PQ").partition("x")
+    nearest = min((p for p in range(1, dim + 1) if dim % p == 0), key=lambda p: abs(p - int(pieces)))
     return f"PQ{nearest}x{bits or 8}"

@@ -92,13 +92,11 @@ def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, spe
             code="no_embeddings",
         )
     notes: list[str] = []
-    asked = parse_key(options.index_key, dim=dim, rows=n) if options.index_key is not None else None
+    key = parse_key(options.index_key, dim=dim, rows=n) if options.index_key is not None else None
     metric = "l2" if options.metric == "l2" else "cosine" if unit_length else "ip"
     choices = list(codec_choices(dim, metric=metric, refine=options.refine != "none"))
     chosen, nlist = (
-        codec_of_key(asked, n, dim, options, choices, notes)
-        if asked
-        else best_codec_that_fits(n, dim, options, choices)
+        codec_of_key(key, n, dim, options, choices, notes) if key else best_codec_that_fits(n, dim, options, choices)
     )
     block_rows = rows_of_block(n, dim, chosen, nlist, options)
     nlist, train_rows = trainable(n, dim, chosen, nlist, options, notes)
@@ -116,11 +114,11 @@ def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, spe
         memory=options.current_memory_available,
         speeds=speeds,
     )
-    return _plan_of(work, options, metric=metric, coarse=asked.coarse if asked else "", notes=notes)
+    return _plan_of(work, options, metric=metric, coarse=key.coarse if key else "", notes=notes)
 
 
 def _slices(entries_bytes: int, nlist: int, options: BuildOptions, notes: list[str]) -> int:
-    """Ranges of lists to merge by: at least one for each index that is kept, where there are so many lists."""
+    """Ranges of lists to merge by: at least one for each index that is kept, if there are enough lists."""
     slices = min(nlist, max(options.nb_indices_to_keep, math.ceil(entries_bytes / RANGE_BYTES)))
     if slices < options.nb_indices_to_keep:
         notes.append(f"{nlist} lists are divided into {slices} indices, not into {options.nb_indices_to_keep}")

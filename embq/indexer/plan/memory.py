@@ -36,19 +36,19 @@ def best_codec_that_fits(n: int, dim: int, options: BuildOptions, choices: Seque
 
 
 def codec_of_key(
-    asked: IndexKey, n: int, dim: int, options: BuildOptions, choices: Sequence[Codec], notes: list[str]
+    key: IndexKey, n: int, dim: int, options: BuildOptions, choices: Sequence[Codec], notes: list[str]
 ) -> tuple[Codec, int]:
     """The codec and the lists of the user's key, where they fit."""
-    nlist = asked.nlist
-    if asked.note:
-        notes.append(asked.note)
+    nlist = key.nlist
+    if key.note:
+        notes.append(key.note)
     if nlist > n:
         lower = most_lists(n)
         notes.append(f"{nlist} lists for {n:,} vectors: lowered to {lower}, so that each has vectors to be trained on")
         nlist = lower
-    if _share(asked.codec, n, nlist, dim, options) > options.max_index_memory_usage:
-        raise _too_small(n, dim, nlist, options, asked.codec, choices)
-    return asked.codec, nlist
+    if _share(key.codec, n, nlist, dim, options) > options.max_index_memory_usage:
+        raise _too_small(n, dim, nlist, options, key.codec, choices)
+    return key.codec, nlist
 
 
 def _share(codec: Codec, n: int, nlist: int, dim: int, options: BuildOptions) -> int:
@@ -90,7 +90,7 @@ def trainable(n: int, dim: int, codec: Codec, nlist: int, options: BuildOptions,
     """Lists and sample rows whose training fits into the memory of the build: first fewer rows, then fewer lists."""
     memory = options.current_memory_available
     rows = min(n, max(TRAIN_POINTS * nlist, 16_384))
-    wanted = nlist
+    planned = nlist
     while train_bytes(rows, codec, nlist, dim) > memory:
         if rows > POINTS_PER_CENTROID * nlist:
             rows = max(POINTS_PER_CENTROID * nlist, rows // 2)
@@ -99,13 +99,13 @@ def trainable(n: int, dim: int, codec: Codec, nlist: int, options: BuildOptions,
             rows = min(rows, POINTS_PER_CENTROID * nlist)
         else:
             raise _untrainable(min(rows, n), n, dim, codec, nlist, options)
-    if nlist < wanted:
-        notes.append(f"{nlist} lists instead of {wanted}, whose training does not fit --current-memory-available")
+    if nlist < planned:
+        notes.append(f"{nlist} lists instead of {planned}, whose training does not fit --current-memory-available")
     return nlist, rows
 
 
 def rows_of_block(n: int, dim: int, codec: Codec, nlist: int, options: BuildOptions) -> int:
-    """Rows of one add unit: a sixteenth of all, in bounds; less where the memory of one process demands it."""
+    """Rows of one add unit: a sixteenth of all, in bounds; less if the memory of one process demands it."""
     rows: int = min(MOST_BLOCK_ROWS, max(LEAST_BLOCK_ROWS, 1 << (n // 16).bit_length()))
     memory = options.current_memory_available // options.workers
     while add_bytes(min(rows, n), codec, nlist, dim) > memory:

@@ -15,7 +15,7 @@ from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import WORK, alone, note
+from embq.indexer.index_files.files import WORK, index_lock, note
 from embq.indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
 from embq.indexer.index_files.version import Version, find_current
 from embq.indexer.stages.build_dir import BuildDir
@@ -36,7 +36,7 @@ class BuildProgress(StageProgress, Protocol):
     """Receives the progress of a build."""
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
-        """Called before any work; `resumed` where an interrupted build goes on."""
+        """Called before any work; `resumed` if an interrupted build goes on."""
         ...
 
 
@@ -46,7 +46,7 @@ WriteReport = Callable[[Place, BuildSpec, Version, Mapping[str, Sequence[Sidecar
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A published version of the index at `index`; `fresh` is False where it existed already."""
+    """A published version of the index at `index`; `fresh` is False if it existed already."""
 
     index: Place
     version: Version
@@ -79,15 +79,15 @@ def build(
     Args:
         index: a folder, or a prefix in a bucket.
         options: options of the user, JSON-ready; equal options find an interrupted build again.
-        make_spec: called only where there is no such build.
+        make_spec: called only if there is no such build.
         overwrite: build even where the current version has equal options and collection.
 
-    Raises InputError where vectors cannot be indexed, TryLaterError where another process works on the index,
-    OutputError where the folder cannot be written, and what the runner raises. Finished units stay for the next
+    Raises InputError if vectors cannot be indexed, TryLaterError if another process works on the index,
+    OutputError if the folder cannot be written, and what the runner raises. Finished units stay for the next
     attempt.
     """
     bucket = index if isinstance(index, ObjectPath) else None
-    with alone(index) as still_alone:
+    with index_lock(index) as check_lock:
         id_ = build_id(collection, options)
         build_dir = BuildDir(index, id_)
         if bucket is not None:
@@ -104,13 +104,13 @@ def build(
             if stage == "sample":
                 _check_vectors(spec, stages.sidecars[stage])
         version = draft(spec, build_dir.local, id_, stages.sidecars)
-        tuned, asked = stages.sidecars["tune"][0], stages.sidecars["queries"][0]
-        for file in (version.trained, tuned.files["tuning"], asked.files["queries"]):
+        tuned, drawn = stages.sidecars["tune"][0], stages.sidecars["queries"][0]
+        for file in (version.trained, tuned.files["tuning"], drawn.files["queries"]):
             build_dir.file(file)  # the report is made of these here
-        still_alone()
+        check_lock()
         report = partial(write_report, index, spec, version, stages.sidecars)
         published = publish(version, report, to=bucket)
-        still_alone()
+        check_lock()
         _clear(build_dir)
         return Built(index, published, fresh=True)
 
@@ -131,12 +131,12 @@ class StageSequence:
     sidecars: dict[str, list[Sidecar]] = field(default_factory=dict)
 
     def run(self, stage: str, count: int, needs: Sequence[str] = (), *, known_as: str = "") -> list[Sidecar]:
-        """Have the units of a stage done, unless they are; gives their sidecars.
+        """Have the units of a stage done, unless they are; returns their sidecars.
 
         Args:
             count: units of the stage.
             needs: earlier stages whose payloads they read.
-            known_as: name under which later stages need it, where that is another one.
+            known_as: name under which later stages need it, if that is another one.
         """
         inputs = write_inputs(self.build_dir, {needed: self.sidecars[needed] for needed in needs})
         units = [
@@ -145,21 +145,21 @@ class StageSequence:
             )
             for number in range(count)
         ]
-        found = {unit.number: sidecar for unit, sidecar in finished(units)}
+        sidecars = {unit.number: sidecar for unit, sidecar in finished(units)}
         if units:
-            self._tell(stage, len(found), count)
+            self._report_progress(stage, len(sidecars), count)
 
         def done(unit: IndexUnit, sidecar: Sidecar) -> None:
-            found[unit.number] = sidecar
-            self._tell(stage, len(found), count)
+            sidecars[unit.number] = sidecar
+            self._report_progress(stage, len(sidecars), count)
 
-        if missing := [unit for unit in units if unit.number not in found]:
+        if missing := [unit for unit in units if unit.number not in sidecars]:
             self.runner.run(missing, done)
         name = known_as or stage
-        self.sidecars[name] = [found[unit.number] for unit in units]
+        self.sidecars[name] = [sidecars[unit.number] for unit in units]
         return self.sidecars[name]
 
-    def _tell(self, stage: str, done: int, units: int) -> None:
+    def _report_progress(self, stage: str, done: int, units: int) -> None:
         self.progress.stage(stage, done, units)
         self.counts[stage] = done, units
         note(self.build_dir.index, stages=self.counts)
@@ -179,8 +179,8 @@ def _clear(build_dir: BuildDir) -> None:
 
 def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
     """Raise InputError for vectors without a direction, unless --drop-invalid leaves them out."""
-    bad = sum(one.stats["bad"] for one in sampled)
-    rows = sum(one.stats["rows"] for one in sampled)
+    bad = sum(sidecar.stats["bad"] for sidecar in sampled)
+    rows = sum(sidecar.stats["rows"] for sidecar in sampled)
     if bad == rows:
         raise InputError(
             f"none of the {rows:,} vectors of {spec.collection.root} has a direction: all are zero or not finite",
@@ -191,7 +191,7 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
 
 
 def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: str) -> None:
-    """Raise InputError where vectors are zero or not finite, unless --drop-invalid leaves them out.
+    """Raise InputError if vectors are zero or not finite, unless --drop-invalid leaves them out.
 
     Args:
         units: sidecars of the stage that looked at the vectors.
@@ -199,7 +199,7 @@ def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: st
         among: what they are among, for the message: "1,000 new".
     """
     if bad and not spec.drop_invalid:
-        ids = [id_ for one in units for id_ in one.stats["bad_ids"]][:NAMED]
+        ids = [id_ for sidecar in units for id_ in sidecar.stats["bad_ids"]][:NAMED]
         raise InputError(
             f"{bad:,} of {among} vectors of {spec.collection.root} are not finite, or zero and without a cosine; "
             f"their ids begin with {', '.join(map(str, ids))}",

@@ -45,7 +45,7 @@ class BuildDir:
         return self.folder / "build.json"
 
     def make(self) -> None:
-        """Create the folders; OutputError where that is not possible, OutsideError where one is a link."""
+        """Create the folders; OutputError if that is not possible, OutsideError if one is a link."""
         try:
             self.local.mkdir(parents=True, exist_ok=True)
             for name in (FILES, f"{WORK}/{self.build}/tmp"):
@@ -56,7 +56,7 @@ class BuildDir:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the files on this machine for the length of the block; OSError where they cannot be written."""
+        """Keep the files on this machine for the length of the block; OSError if they cannot be written."""
         if isinstance(self.index, Path):
             yield
             return
@@ -65,7 +65,7 @@ class BuildDir:
             yield
 
     def file(self, file: File) -> Path:
-        """Path of a payload on this machine, fetched where it is in a bucket; OutputError where it is gone."""
+        """Path of a payload on this machine, fetched if it is in a bucket; OutputError if it is gone."""
         return file.check(self.index) if isinstance(self.index, Path) else copied(self.index, file, self.local)
 
     def publish(self, temporary: Path, file: File) -> None:
@@ -85,9 +85,9 @@ class BuildDir:
 
         Args:
             form: type of the record.
-            make_spec: makes it; called only where there is no build.json yet.
+            make_spec: makes it; called only if there is no build.json yet.
 
-        Raises OutputError where the folders or build.json cannot be made.
+        Raises OutputError if the folders or build.json cannot be made.
         """
         self.make()
         with asking(self.spec):
@@ -106,11 +106,11 @@ class BuildDir:
         return self.scratch / "tmp" / f"{secrets.token_hex(4)}-{name}"
 
     def read_spec(self) -> dict[str, Any]:
-        """Content of build.json; OutputError where it cannot be read."""
+        """Content of build.json; OutputError if it cannot be read."""
         return read_json(self.spec)
 
     def write_once(self, path: Place, data: Mapping[str, Any]) -> bool:
-        """Create a small file, complete and durable; False where it is there already. OutputError where impossible."""
+        """Create a small file, complete and durable; False if it is there already. OutputError if impossible."""
         try:
             write_new(path, json.dumps(data, indent=1).encode() + b"\n", temporary=self.temporary(path.name))
         except FileExistsError:

@@ -21,7 +21,7 @@ from embq.indexer.plan.build_options import parse_recall
 from embq.indexer.plan.costs import BATCH_ROWS
 from embq.indexer.searcher import Searcher
 from embq.indexer.stages.spec import BuildSpec, draft
-from embq.indexer.stages.task import Made, Task
+from embq.indexer.stages.task import StageResult, Task
 from embq.indexer.stages.units import NAMED
 from embq.indexer.tune.points import Goal
 from embq.indexer.tune.queries import QuerySet, draw, read_queries, write_queries
@@ -32,7 +32,7 @@ AGREEMENT_ROWS = 2_000
 """Rows of a block of which it is looked at whether an approximate quantizer finds the nearest list."""
 
 
-def sample(task: Task) -> Made:
+def sample(task: Task) -> StageResult:
     """One block's share of the training rows, float32 (m, dim), and how many of its rows are fit for an index."""
     spec = task.spec_as(BuildSpec)
     block = spec.blocks[task.unit.number]
@@ -48,7 +48,7 @@ def sample(task: Task) -> Made:
     points = np.concatenate(pieces) if pieces else np.zeros((0, spec.plan.dim), np.float32)
     path = task.temporary("npy")
     np.save(path, points.astype(np.float32))
-    return Made(work={"points": path}, stats={"rows": block.rows, "bad": bad, "bad_ids": bad_ids[:NAMED]})
+    return StageResult(work={"points": path}, stats={"rows": block.rows, "bad": bad, "bad_ids": bad_ids[:NAMED]})
 
 
 def chosen_ids(spec: BuildSpec, first_id: int, rows: int) -> np.ndarray:
@@ -56,28 +56,28 @@ def chosen_ids(spec: BuildSpec, first_id: int, rows: int) -> np.ndarray:
 
     Every block gives its share, so the whole sample is spread evenly over the collection.
     """
-    n, wanted = spec.collection.n, spec.plan.train_rows
-    quota = wanted * (first_id + rows) // n - wanted * first_id // n
+    n, sample_rows = spec.collection.n, spec.plan.train_rows
+    quota = sample_rows * (first_id + rows) // n - sample_rows * first_id // n
     chosen = np.random.default_rng([spec.plan.seed, first_id]).permutation(rows)[:quota]
     ids: np.ndarray = np.sort(chosen).astype(np.int64) + first_id
     # Queries that are rows themselves are held out.
     return ids[~np.isin(ids, np.asarray(spec.held_out, dtype=np.int64))]
 
 
-def queries(task: Task) -> Made:
+def queries(task: Task) -> StageResult:
     """All query sets in one file."""
     spec = task.spec_as(BuildSpec)
-    return made_of(task, draw(spec.collection, spec.queries, metric=spec.plan.metric))
+    return queries_result(task, draw(spec.collection, spec.queries, metric=spec.plan.metric))
 
 
-def made_of(task: Task, sets: Sequence[QuerySet]) -> Made:
+def queries_result(task: Task, sets: Sequence[QuerySet]) -> StageResult:
     """Query sets in one file."""
     path = task.temporary("npz")
     write_queries(sets, path)
-    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
+    return StageResult(work={"queries": path}, stats={query_set.name: len(query_set) for query_set in sets})
 
 
-def truth(task: Task) -> Made:
+def truth(task: Task) -> StageResult:
     """The best rows of one block for every query."""
     spec = task.spec_as(BuildSpec)
     set_threads(task.threads)
@@ -85,10 +85,10 @@ def truth(task: Task) -> Made:
     sets = read_queries(task.file("queries", 0, "queries"))
     path = task.temporary("npz")
     block_truth(spec.collection, block, sets, metric=spec.plan.metric, path=path)
-    return Made(work={"truth": path}, stats={"rows": block.rows})
+    return StageResult(work={"truth": path}, stats={"rows": block.rows})
 
 
-def add(task: Task) -> Made:
+def add(task: Task) -> StageResult:
     """Files of one block: its lists, its rows where the plan has such, and their identity."""
     spec = task.spec_as(BuildSpec)
     template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
@@ -96,15 +96,15 @@ def add(task: Task) -> Made:
     rows = spec.plan.refine != "none"
     files, stats = add_block(task, spec.collection, block, template, rows=rows, metric=spec.plan.metric)
     lists = files.pop("lists")
-    return Made(kept=files, work={"lists": lists}, stats=stats)
+    return StageResult(index_files=files, work={"lists": lists}, stats=stats)
 
 
 def add_block(
     task: Task, collection: Collection, block: Block, template: Template, *, rows: bool, metric: str
 ) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Encode the rows of a block; gives the temporary files by their roles, and statistics.
+    """Encode the rows of a block; returns the temporary files by their roles, and statistics.
 
-    The files are "lists", "identity", and where `rows` is set "rows": the vectors as float16 (rows, dim). The
+    The files are "lists", "identity", and if `rows` is set "rows": the vectors as float16 (rows, dim). The
     statistics are the numbers of rows that are in the lists ("added") and in none ("excluded"), the first ids of
     the latter, and the mean squared distance of the former to their centroids ("residual").
     """
@@ -125,12 +125,12 @@ def add_block(
             good = ~faults(vectors, metric)
             ids = first_id + np.flatnonzero(good)
             bad_ids = [*bad_ids, *(first_id + np.flatnonzero(~good)).tolist()][:NAMED]
-            kept = vectors if good.all() else vectors[good]
-            if not len(kept):
+            valid = vectors if good.all() else vectors[good]
+            if not len(valid):
                 excluded += len(vectors)
                 continue
-            numbers = template.add(np.ascontiguousarray(kept, np.float32), ids)
-            residual += _residuals(template, kept, numbers)
+            numbers = template.add(np.ascontiguousarray(valid, np.float32), ids)
+            residual += _residuals(template, valid, numbers)
             added += len(ids)
             excluded += len(vectors) - len(ids)
     write_lists(held, files["lists"])
@@ -142,30 +142,30 @@ def add_block(
 def _residuals(template: Template, vectors: np.ndarray, numbers: np.ndarray) -> float:
     """Sum of squared distances to their centroids, of a few rows, scaled to all of them."""
     step = max(1, len(vectors) // AGREEMENT_ROWS)
-    seen = template.transformed(np.ascontiguousarray(vectors[::step], np.float32))
+    transformed = template.transformed(np.ascontiguousarray(vectors[::step], np.float32))
     centroids = np.stack([template.ivf.quantizer.reconstruct(int(number)) for number in numbers[::step]])
-    return float(np.square(seen - centroids, dtype=np.float64).sum() * len(vectors) / len(seen))
+    return float(np.square(transformed - centroids, dtype=np.float64).sum() * len(vectors) / len(transformed))
 
 
-def merge(task: Task) -> Made:
+def merge(task: Task) -> StageResult:
     """One range of the lists; rows stand in the order of their blocks."""
     spec = task.spec_as(BuildSpec)
     nlist = Template.read(task.file("train", 0, "trained")).nlist
     first, last = list_range(nlist, spec.plan.slices, task.unit.number)
-    wanted = range(first, last)
-    return merge_lists(task, wanted, (task.lists("add", number, nlist, wanted) for number in range(len(spec.blocks))))
+    span = range(first, last)
+    return merge_lists(task, span, (task.lists("add", number, nlist, span) for number in range(len(spec.blocks))))
 
 
 def merge_lists(
     task: Task,
-    wanted: range,
+    span: range,
     sources: Iterable[AbstractContextManager[tuple[Path, range]]],
     deleted: np.ndarray | None = None,
-) -> Made:
+) -> StageResult:
     """A file of some lists of an index, put together from several files.
 
     Args:
-        wanted: numbers of the lists.
+        span: numbers of the lists.
         sources: files, each with the numbers of the lists in it, opened one after the other. At least one holds some
             of the wanted ones.
         deleted: a bit for each id, see `embq.indexer.index_files.lists.is_set`; those rows are left out.
@@ -174,17 +174,17 @@ def merge_lists(
     rows = 0
     for opened in sources:
         with opened as (path, held):
-            both = range(max(wanted.start, held.start), min(wanted.stop, held.stop))
+            both = range(max(span.start, held.start), min(span.stop, held.stop))
             if both:
                 source = read_lists(path, mapped=True)
-                merged = merged or empty_lists(len(wanted), source.code_size)
-                first, offset = both.start - held.start, both.start - wanted.start
+                merged = merged or empty_lists(len(span), source.code_size)
+                first, offset = both.start - held.start, both.start - span.start
                 rows += append(merged, source, first=first, count=len(both), offset=offset, deleted=deleted)
     path = task.temporary("lists")
     write_lists(merged, path)
-    squares = sum(merged.list_size(at) ** 2 for at in range(len(wanted)))
-    stats = {"first_list": wanted.start, "last_list": wanted.stop, "rows": rows, "squares": squares}
-    return Made(kept={"lists": path}, stats=stats)
+    squares = sum(merged.list_size(at) ** 2 for at in range(len(span)))
+    stats = {"first_list": span.start, "last_list": span.stop, "rows": rows, "squares": squares}
+    return StageResult(index_files={"lists": path}, stats=stats)
 
 
 def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
@@ -192,7 +192,7 @@ def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
     return nlist * number // slices, nlist * (number + 1) // slices
 
 
-def tune(task: Task) -> Made:
+def tune(task: Task) -> StageResult:
     """The search parameters, and what they are worth, on one thread."""
     spec = task.spec_as(BuildSpec)
     version = draft(spec, task.index, task.unit.build, task.before)
@@ -203,17 +203,17 @@ def tune(task: Task) -> Made:
     tuning = tune_search(searcher, sets, truth, goal_of(spec))
     path = task.temporary("json")
     path.write_text(json.dumps(to_json(tuning)), encoding="utf-8")
-    return Made(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
+    return StageResult(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
 
 
 def goal_of(spec: BuildSpec) -> Goal:
     """Target of tuning, from the options of the user."""
-    asked = spec.asked
-    recall, k = parse_recall(asked["recall"])
-    within_ms = asked["max_index_query_time_ms"]
+    options = spec.asked
+    recall, k = parse_recall(options["recall"])
+    within_ms = options["max_index_query_time_ms"]
     return Goal(
         recall=recall if within_ms is None else None,
         k=k,
         milliseconds=within_ms,
-        least_found=asked["min_nearest_neighbors_to_retrieve"],
+        least_found=options["min_nearest_neighbors_to_retrieve"],
     )

@@ -34,7 +34,7 @@ def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu:
 
 
 def answer(line: str, do_unit: Callable[[IndexUnit], Sidecar]) -> dict[str, Any]:
-    """Do the unit that a line describes; gives the answer."""
+    """Do the unit that a line describes; returns the answer."""
     try:
         return {"digest": do_unit(msgspec.convert(json.loads(line), IndexUnit)).digest, "ok": True}
     except EmbqError as error:

@@ -41,7 +41,7 @@ SCAN_S = 5.0
 VISIBLE_S = 20.0
 """Longest time that a sidecar of a worker takes to be seen through a network file system."""
 LONELY_S = 10.0
-"""Time without a worker at work after which that is said, once."""
+"""Time without a worker at work after which one message reports that."""
 
 
 class QueueRunner:
@@ -151,14 +151,14 @@ class _Stage:
         self._ledger = Ledger(client, run, scripts=scripts)
         self._queue = hints.hint_queue(client, build.queue_key)
         self._steady = OutageDetector(client, lease_s=lease_s, pause_s=ROUND_MS / 1000)
-        self._left = dict(enumerate(self._units))
+        self._remaining = dict(enumerate(self._units))
         self._gen = ""
         self._renewed_at = self._scanned_at = float("-inf")
 
     @property
     def over(self) -> bool:
         """True once all units are done."""
-        return not self._left
+        return not self._remaining
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -172,9 +172,9 @@ class _Stage:
                 self._client.delete(*self._ledger.keys)
 
     def turn(self) -> bool:
-        """One round: push hints, read results, look for finished units; gives whether a worker is at work."""
+        """One round: push hints, read results, look for finished units; returns whether a worker is at work."""
         self._steady.listen()
-        before = len(self._left)
+        previous = len(self._remaining)
         if not self._gen or self._ledger.gen() != self._gen:
             self._begin()
         now = time.monotonic()
@@ -187,14 +187,14 @@ class _Stage:
             # Those whose delivery was lost with a connection; and what stands in the folder without a result.
             entries = self._ledger.results.read("0", count=100, block_ms=None)
             self._scan()
-        sent, others = self._ledger.sent(entries, len(self._units))
-        for entry in others:
+        sent, foreign = self._ledger.sent(entries, len(self._units))
+        for entry in foreign:
             self._commit(entry.receipt, None)
         for entry, sender, published in sent:
             self._accept(entry, sender, published=published)
         self._steady.rest()
         # Units that are leased, or were and will be tried again, have been taken by a worker.
-        return len(self._left) < before or bool(self._client.zcard(self._ledger.keys[RUN_PARTS.index("due")]))
+        return len(self._remaining) < previous or bool(self._client.zcard(self._ledger.keys[RUN_PARTS.index("due")]))
 
     def _begin(self) -> None:
         """Make the stage's queue anew: a first start and a lost broker are the same thing."""
@@ -203,7 +203,7 @@ class _Stage:
         self._scan()
         bits = bytearray((len(self._units) + 7) // 8)
         for u in range(len(self._units)):
-            if u not in self._left:
+            if u not in self._remaining:
                 bits[u // 8] |= 0x80 >> u % 8
         self._gen = secrets.token_hex(6)
         self._ledger.rebuild(gen=self._gen, total=len(self._units), done=bytes(bits), counters={"fingerprint": ""})
@@ -226,7 +226,7 @@ class _Stage:
         return IndexHint(run=self._record.run, gen=self._gen, u=u, unit=to_json(self._units[u]))
 
     def _accept(self, entry: Entry, sender: Sender, *, published: bool) -> None:
-        unit = self._left.get(u := sender.u)
+        unit = self._remaining.get(u := sender.u)
         if unit is not None and not published:
             self._ledger.note_unleased(sender)
         if unit is None or not published:
@@ -237,7 +237,7 @@ class _Stage:
             raise _error_in(fields, unit)
         sidecar = _seen_within(unit, VISIBLE_S)
         if sidecar is None:
-            why = f"{fields.get('worker', 'a worker')} said that {unit.sidecar} is done, and it is not there"
+            why = f"{fields.get('worker', 'a worker')} reported {unit.sidecar} as done, and it is missing"
             self._log.warning("index_result_rejected", u=u, why=why)
             self._ledger.reject(entry.receipt, u, sender.token, "index_damaged", why)
             return
@@ -245,19 +245,19 @@ class _Stage:
 
     def _scan(self) -> None:
         """Look in the folder itself for units that are done."""
-        numbers = {unit.number: u for u, unit in self._left.items()}
-        for unit, sidecar in finished(list(self._left.values())):
+        numbers = {unit.number: u for u, unit in self._remaining.items()}
+        for unit, sidecar in finished(list(self._remaining.values())):
             self._finish("", numbers[unit.number], unit, sidecar)
         self._scanned_at = time.monotonic()
 
     def _finish(self, receipt: str, u: int, unit: IndexUnit, sidecar: Sidecar) -> None:
-        del self._left[u]
+        del self._remaining[u]
         self._done(unit, sidecar)
         if self._gen:
             self._commit(receipt, u)
 
     def _commit(self, receipt: str, u: int | None) -> None:
-        finished = len(self._units) - len(self._left)
+        finished = len(self._units) - len(self._remaining)
         self._ledger.commit([(receipt, u)], rows=finished, failures=0, quarantined=0, number=finished)
 
 

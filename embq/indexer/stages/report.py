@@ -80,12 +80,12 @@ def make_infos(
         "assign_agreement": _agreement(template, stages),
         "imbalance_factor": imbalance_of(
             template.nlist,
-            sum(one.stats["squares"] for one in stages["merge"]),
-            sum(one.stats["rows"] for one in stages["merge"]),
+            sum(sidecar.stats["squares"] for sidecar in stages["merge"]),
+            sum(sidecar.stats["rows"] for sidecar in stages["merge"]),
         ),
         "nlist": template.nlist,
         **_queries(tuning, sets),
-        "pareto_front": [one.describe() for one in tuning.front],
+        "pareto_front": [point.describe() for point in tuning.front],
         "plan": to_json(spec.plan),
         "collection": {name: getattr(spec.collection, name) for name in COLLECTION_KEYS},
         "seed": spec.plan.seed,
@@ -95,9 +95,9 @@ def make_infos(
 def plain(value: Any) -> Any:
     """The value with all numpy scalars and arrays as JSON knows them; numbers that are not finite become null."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
@@ -128,25 +128,25 @@ def _worth(scores: Mapping[str, Scores]) -> dict[str, Any]:
     return {
         **recall_and_latency(scores),
         **_standard_recall(scores),
-        "qps": {name: 1e3 / one.mean_ms for name, one in scores.items()},
+        "qps": {name: 1e3 / score.mean_ms for name, score in scores.items()},
     }
 
 
 def recall_and_latency(scores: Mapping[str, Scores]) -> dict[str, Any]:
     """Entries "recall" and "latency_ms" of infos.json."""
     return {
-        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in scores.items()},
+        "recall": {name: {f"recall@{k}": r for k, r in score.recall.items()} for name, score in scores.items()},
         "latency_ms": {
-            name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
-            for name, one in scores.items()
+            name: {"p50": score.p50_ms, "p95": score.p95_ms, "p99": score.p99_ms, "mean": score.mean_ms}
+            for name, score in scores.items()
         },
     }
 
 
 def _standard_recall(scores: Mapping[str, Scores]) -> dict[str, float]:
     """recall@1, @10 and @100 of the worst set each."""
-    known = sorted({k for one in scores.values() for k in one.recall})
-    return {f"recall@{k}": min(one.recall[k] for one in scores.values()) for k in known}
+    depths = sorted({k for score in scores.values() for k in score.recall})
+    return {f"recall@{k}": min(score.recall[k] for score in scores.values()) for k in depths}
 
 
 def _goal(tuning: Tuning) -> dict[str, Any]:
@@ -172,44 +172,44 @@ def _work(rows: int, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
     Args:
         rows: that were added.
     """
-    seconds = {stage: sum(one.seconds for one in stages[stage]) for stage in STAGES if stage in stages}
+    seconds = {stage: sum(sidecar.seconds for sidecar in stages[stage]) for stage in STAGES if stage in stages}
     paces = {stage: rows / max(1e-3, seconds[stage]) for stage in ("add", "merge") if stage in seconds}
     return {
         "build_seconds": seconds,
         "build_seconds_total": sum(seconds.values()),
-        "cpu_seconds": {stage: sum(one.cpu_seconds for one in stages[stage]) for stage in seconds},
-        "peak_rss_bytes": {stage: max((one.peak_rss_bytes for one in stages[stage]), default=0) for stage in seconds},
+        "cpu_seconds": {stage: sum(unit.cpu_seconds for unit in stages[stage]) for stage in seconds},
+        "peak_rss_bytes": {stage: max((unit.peak_rss_bytes for unit in stages[stage]), default=0) for stage in seconds},
         "vectors_per_second": {**paces, "all": rows / max(1e-3, sum(seconds.values()))},
         "versions": dict(stages["tune"][0].versions),
-        "workers": sorted({one.worker for units in stages.values() for one in units}),
+        "workers": sorted({sidecar.worker for units in stages.values() for sidecar in units}),
     }
 
 
 def _queries(tuning: Tuning, sets: Sequence[QuerySet]) -> dict[str, Any]:
     return {
-        "gt_queries": {one.name: len(one) for one in sets},
-        "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
-        "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
+        "gt_queries": {drawn.name: len(drawn) for drawn in sets},
+        "reported_queries": {name: score.queries for name, score in tuning.scores.items()},
+        "query_sets": {drawn.name: {"source": drawn.source, "left_out": drawn.left_out} for drawn in sets},
     }
 
 
 def _reconstruction_error(template: Template, sets: Sequence[QuerySet]) -> float | None:
     """Mean length of what the code of a vector has lost, in percent of the mean length of a vector."""
-    data = next((one.vectors for one in sets if one.name == DATA), None)
+    data = next((query_set.vectors for query_set in sets if query_set.name == DATA), None)
     if data is None:
         return None
-    before = np.ascontiguousarray(data[:RECONSTRUCTED])
+    originals = np.ascontiguousarray(data[:RECONSTRUCTED])
     try:
-        after = template.index.sa_decode(template.index.sa_encode(before))
+        decoded = template.index.sa_decode(template.index.sa_encode(originals))
     except RuntimeError:
         return None  # the codec cannot decode
-    lengths = np.linalg.norm(before, axis=1).mean()
-    return float(100.0 * np.linalg.norm(after - before, axis=1).mean() / lengths)
+    lengths = np.linalg.norm(originals, axis=1).mean()
+    return float(100.0 * np.linalg.norm(decoded - originals, axis=1).mean() / lengths)
 
 
 def _agreement(template: Template, stages: Mapping[str, Sequence[Sidecar]]) -> float | None:
-    """Share of rows that are in their nearest list: 1 where assignment is exact, None where it was not measured."""
-    shares = [one.stats["assign_agreement"] for one in stages["add"] if "assign_agreement" in one.stats]
+    """Share of rows that are in their nearest list: 1 where assignment is exact, None if it was not measured."""
+    shares = [sidecar.stats["assign_agreement"] for sidecar in stages["add"] if "assign_agreement" in sidecar.stats]
     if shares:
         return float(np.mean(shares))
     quantizer = faiss().downcast_index(template.ivf.quantizer)
@@ -243,7 +243,7 @@ def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
 
 
 def _asked_across(spec: BuildSpec) -> bool:
-    """True where queries of another modality than that of the rows are possible."""
+    """True if queries of another modality than that of the rows are possible."""
     collection = spec.collection
     output = (collection.model or {}).get("output") or {}
     return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
@@ -304,10 +304,10 @@ def summary(infos: Mapping[str, Any], *, report: Place | None = None) -> str:
 
 
 def _target(infos: Mapping[str, Any]) -> str:
-    wanted = [
+    targets = [
         f"{name} >= {value:g} for every set" if name.startswith("recall") else f"{value:g} ms per search at most"
         for name, value in infos["target"].items()
         if value is not None
     ]
     met = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
-    return f"{', '.join(wanted) or 'none'}: {met}"
+    return f"{', '.join(targets) or 'none'}: {met}"

@@ -58,7 +58,7 @@ def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:
 
 
 def is_drawable(tuning: Tuning) -> bool:
-    """True where the picture has a line: of two settings at least."""
+    """True if the picture has a line: of two settings at least."""
     return bool(tuning.front) and len(_shown(tuning)) > 1
 
 
@@ -106,7 +106,7 @@ def _scale(axes: Axes, tuning: Tuning) -> None:
     axes.set_xlabel("median time of a single search on one thread, ms")
     axes.set_ylabel(f"recall@{tuning.goal.k}")
     shown = [value for point in _shown(tuning) for value in point.recall.values()]
-    shown += [one.recall[tuning.goal.k] for one in tuning.scores.values()]
+    shown += [score.recall[tuning.goal.k] for score in tuning.scores.values()]
     low, high = min(shown), max(shown)
     if tuning.goal.recall is not None:
         low, high = min(low, tuning.goal.recall), max(high, tuning.goal.recall)

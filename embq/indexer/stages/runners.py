@@ -15,7 +15,7 @@ from embq.indexer.stages.process import do
 from embq.indexer.stages.units import IndexUnit, Sidecar, find
 
 ATTEMPTS = 3
-"""After so many processes that ended with a unit in hand, another one is not worth trying."""
+"""After this many processes that ended with a unit in hand, another one is not worth trying."""
 
 LOOK_S = 0.2
 """Interval at which a waiting thread checks whether the stage was abandoned."""
@@ -88,8 +88,8 @@ class Processes:
                     done(unit, sidecar)
             finally:
                 halt.set()
-                for one in attempts:
-                    one.cancel()
+                for future in attempts:
+                    future.cancel()
                 wait(attempts)
                 for child in children:
                     child.close()
@@ -123,7 +123,7 @@ def _attempt(child: JsonChild, unit: IndexUnit, halt: threading.Event) -> None:
 
 
 def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
-    """Runner of this machine: this process where one is enough.
+    """Runner of this machine: this process if one is enough.
 
     Args:
         threads: of all of them together.

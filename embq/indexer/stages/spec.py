@@ -60,7 +60,7 @@ class BuildSpec:
 
 
 def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequence[Sidecar]]) -> Version:
-    """The version that the stages up to `merge` make; its search parameters are those of `tune`, where that is done."""
+    """The version that the stages up to `merge` make; its search parameters are those of `tune`, if that is done."""
     added = stages["add"]
     tuned = stages.get("tune")
     return Version(
@@ -71,14 +71,14 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         trained=stages["train"][0].files["trained"],
         groups=(
             tuple(
-                ListsFile.of(one.files["lists"], first=one.stats["first_list"], last=one.stats["last_list"])
-                for one in stages["merge"]
+                ListsFile.of(sidecar.files["lists"], first=sidecar.stats["first_list"], last=sidecar.stats["last_list"])
+                for sidecar in stages["merge"]
             ),
         ),
         rows=row_files(added, spec.blocks, "rows") if spec.plan.refine != "none" else (),
         identity=row_files(added, spec.blocks, "identity"),
         next_id=spec.collection.n,
-        excluded=sum(one.stats["excluded"] for one in added),
+        excluded=sum(sidecar.stats["excluded"] for sidecar in added),
         deleted=0,
         deleted_file=None,
         search=tuned[0].stats["search"] if tuned else {"nprobe": 1, "k_factor": 1},
@@ -95,12 +95,12 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
 def row_files(added: Sequence[Sidecar], blocks: Sequence[Block], role: str) -> tuple[RowRangeFile, ...]:
     """Files of one role that the units of a stage have made of their blocks."""
     return tuple(
-        RowRangeFile.of(one.files[role], first_id=block.first_id, rows=block.rows)
-        for one, block in zip(added, blocks, strict=True)
+        RowRangeFile.of(sidecar.files[role], first_id=block.first_id, rows=block.rows)
+        for sidecar, block in zip(added, blocks, strict=True)
     )
 
 
 def mean_residual(added: Sequence[Sidecar]) -> float:
     """Mean squared distance of rows to the centroid of their list, from the sidecars of the stage `add`."""
-    rows = sum(one.stats["added"] for one in added)
-    return float(sum(one.stats["residual"] * one.stats["added"] for one in added) / max(1, rows))
+    rows = sum(sidecar.stats["added"] for sidecar in added)
+    return float(sum(sidecar.stats["residual"] * sidecar.stats["added"] for sidecar in added) / max(1, rows))

@@ -27,15 +27,15 @@ from embq.indexer.stages.units import IndexUnit, Sidecar, find, read_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class StageResult:
     """Payloads and statistics that a stage function returns.
 
     Attributes:
-        kept: role -> finished temporary file of the index itself; its suffix is kept.
+        index_files: role -> finished temporary file of the index itself; its suffix is kept.
         work: the same for what only later stages need.
     """
 
-    kept: Mapping[str, Path] = field(default_factory=dict)
+    index_files: Mapping[str, Path] = field(default_factory=dict)
     work: Mapping[str, Path] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Task:
 
     Attributes:
         spec: content of build.json.
-        before: stage -> sidecars of its units, in order.
+        inputs: stage -> sidecars of its units, in order.
         threads: that it may use.
         memory_bytes: that the process may take.
         on_gpu: whether it may use the GPU that this process sees.
@@ -54,7 +54,7 @@ class Task:
 
     unit: IndexUnit
     spec: Mapping[str, Any]
-    before: Mapping[str, Sequence[Sidecar]]
+    inputs: Mapping[str, Sequence[Sidecar]]
     threads: int
     memory_bytes: int
     on_gpu: bool = False
@@ -69,27 +69,27 @@ class Task:
         return self.unit.build_dir.temporary(f"{self.unit.stage}-{self.unit.number:06d}.{suffix}")
 
     def spec_as(self, form: type[T]) -> T:
-        """`spec` as the record of a build or a change; OutputError where it is none."""
+        """`spec` as the record of a build or a change; OutputError if it is none."""
         return from_json(form, self.spec, "build.json")
 
     def file(self, stage: str, number: int, role: str) -> Path:
-        """A payload of an earlier stage, fetched where it is in a bucket; OutputError where it is gone."""
-        return self.unit.build_dir.file(self.before[stage][number].files[role])
+        """A payload of an earlier stage, fetched if it is in a bucket; OutputError if it is gone."""
+        return self.unit.build_dir.file(self.inputs[stage][number].files[role])
 
     def fetch(self, files: Iterable[File]) -> None:
-        """Have these payloads in `index`; OutputError where one is gone, or there is no room for them."""
+        """Have these payloads in `index`; OutputError if one is gone, or there is no room for them."""
         for file in files:
             self.unit.build_dir.file(file)
 
     @contextmanager
-    def lists(self, stage: str, number: int, count: int, wanted: range) -> Iterator[tuple[Path, range]]:
+    def lists(self, stage: str, number: int, count: int, span: range) -> Iterator[tuple[Path, range]]:
         """A file with lists of an earlier stage, and the numbers of those in it; it may be gone after the block.
 
         Args:
             count: lists of the payload.
-            wanted: those that are needed: of a bucket no others are read.
+            span: numbers of the lists that are needed; of a bucket no others are read.
         """
-        build_dir, file = self.unit.build_dir, self.before[stage][number].files["lists"]
+        build_dir, file = self.unit.build_dir, self.inputs[stage][number].files["lists"]
         copy = below(build_dir.local, file.path)
         if isinstance(build_dir.index, Path) or copy.exists():
             yield build_dir.file(file), range(count)
@@ -97,19 +97,19 @@ class Task:
         part = self.temporary("part.lists")
         try:
             with ListsBytes(below(build_dir.index, file.path), count) as lists:
-                lists.write_part(wanted, part)
-            yield part, wanted
+                lists.write_part(span, part)
+            yield part, span
         finally:
             drop(part)
 
 
-StageFunction = Callable[[Task], Made]
+StageFunction = Callable[[Task], StageResult]
 
 
 def perform(
     unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False
 ) -> Sidecar:
-    """Do a unit, unless it is done; gives its sidecar, which may be that of another attempt.
+    """Do a unit, unless it is done; returns its sidecar, which may be that of another attempt.
 
     Raises the EmbqError of a unit that cannot be done.
     """
@@ -120,7 +120,7 @@ def perform(
         task = Task(
             unit=unit,
             spec=build_dir.read_spec(),
-            before=read_inputs(build_dir, unit.inputs),
+            inputs=read_inputs(build_dir, unit.inputs),
             threads=threads,
             memory_bytes=memory_bytes,
             on_gpu=on_gpu,
@@ -133,14 +133,14 @@ def _commit(task: Task, stage: StageFunction, worker: str) -> Sidecar:
     _forget_peak()
     began, cpu = time.monotonic(), time.process_time()
     try:
-        made = stage(task)
+        result = stage(task)
         sidecar = Sidecar(
             digest=unit.digest,
             files={
-                **{role: _keep(unit, path, FILES) for role, path in made.kept.items()},
-                **{role: _keep(unit, path, f"{WORK}/{unit.build}") for role, path in made.work.items()},
+                **{role: _keep(unit, path, FILES) for role, path in result.index_files.items()},
+                **{role: _keep(unit, path, f"{WORK}/{unit.build}") for role, path in result.work.items()},
             },
-            stats=made.stats,
+            stats=result.stats,
             seconds=round(time.monotonic() - began, 3),
             cpu_seconds=round(time.process_time() - cpu, 3),
             peak_rss_bytes=_peak(),

@@ -14,7 +14,7 @@ from embq.core.storage.durable import drop
 from embq.indexer.faiss_module import faiss, set_threads
 from embq.indexer.index_files.template import CentroidSearch, Template
 from embq.indexer.stages.spec import BuildSpec
-from embq.indexer.stages.task import Made, Task
+from embq.indexer.stages.task import StageResult, Task
 
 PCA_ROWS = 65_536
 """Rows that the leading directions are found from; more do not move them."""
@@ -28,7 +28,7 @@ PIECES_AT_ONCE = 64
 """Number of pieces that are learned together, which bounds the memory: 16 MB for each."""
 
 
-def train(task: Task) -> Made:
+def train(task: Task) -> StageResult:
     """The template of the plan's key, without rows."""
     spec = task.spec_as(BuildSpec)
     set_threads(task.threads)
@@ -41,18 +41,18 @@ def train(task: Task) -> Made:
         )
     index = faiss().index_factory(spec.plan.dim, spec.plan.key, spec.faiss_metric)
     template = Template(index, on_gpu=task.on_gpu)
-    seen = _train_transforms(template, points)
+    transformed = _train_transforms(template, points)
     ivf = template.ivf
-    nlist = min(ivf.nlist, len(seen))
+    nlist = min(ivf.nlist, len(transformed))
     if nlist < ivf.nlist:
         raise InputError(
-            f"{len(seen)} vectors cannot be the centres of {ivf.nlist} lists",
+            f"{len(transformed)} vectors cannot be the centres of {ivf.nlist} lists",
             next_step="leave out --index-key, or give one with fewer lists",
             code="too_few_vectors",
         )
     checkpoint = task.unit.build_dir.scratch / f"kmeans-{task.unit.digest[:12]}.npz"
     if ivf.quantizer.ntotal == 0:
-        listed, holder = list_space(ivf, seen)
+        listed, holder = list_space(ivf, transformed)
         centroids = kmeans(
             listed,
             nlist,
@@ -60,40 +60,40 @@ def train(task: Task) -> Made:
             seed=spec.plan.seed,
             spherical=spec.plan.metric == "ip",
             start=_read(checkpoint),
-            checkpoint=lambda done, found: _write(task, checkpoint, done, found),
+            checkpoint=lambda done, current: _write(task, checkpoint, done, current),
             on_gpu=task.on_gpu,
         )
         settle(ivf, holder, centroids)
-    train_codes(ivf, seen, seed=spec.plan.seed)
+    train_codes(ivf, transformed, seed=spec.plan.seed)
     path = task.temporary("trained.index")
     template.write(path)
     drop(checkpoint)
-    sizes = np.bincount(template.assign(seen), minlength=ivf.nlist)
-    return Made(
-        kept={"trained": path},
+    sizes = np.bincount(template.assign(transformed), minlength=ivf.nlist)
+    return StageResult(
+        index_files={"trained": path},
         stats={
             "points": len(points),
             "code_size": template.code_size,
             "imbalance_factor": float(ivf.nlist * np.square(sizes, dtype=np.float64).sum() / max(1, sizes.sum()) ** 2),
-            "residual": _residual(template, seen),
+            "residual": _residual(template, transformed),
         },
     )
 
 
 def _train_transforms(template: Template, points: np.ndarray) -> np.ndarray:
-    """Train what stands before the lists, one after the other; gives what the index sees of the points."""
+    """Train what stands before the lists, one after the other; returns what the index sees of the points."""
     if not hasattr(template.index, "chain"):
         return np.ascontiguousarray(points, np.float32)
-    seen = _through_chain(template.index.chain, points, most_rows=len(points))
+    transformed = _through_chain(template.index.chain, points, most_rows=len(points))
     template.index.is_trained = False
-    return seen
+    return transformed
 
 
 def _through_chain(chain: Any, points: np.ndarray, *, most_rows: int) -> np.ndarray:
-    """The points after all transforms of a chain, each of which is trained where it is not yet.
+    """The points after all transforms of a chain, each of which is trained if it is not yet.
 
     Args:
-        most_rows: about so many of the points are trained on at most.
+        most_rows: at most about this many of the points are trained on.
     """
     module = faiss()
     for at in range(chain.size()):
@@ -104,11 +104,11 @@ def _through_chain(chain: Any, points: np.ndarray, *, most_rows: int) -> np.ndar
     return np.ascontiguousarray(points, np.float32)
 
 
-def _residual(template: Template, seen: np.ndarray) -> float:
+def _residual(template: Template, transformed: np.ndarray) -> float:
     """Mean squared distance of a training row to its centroid: what later rows are compared with."""
-    distances, _ = template.ivf.quantizer.search(seen[: 1 << 16], 1)
+    distances, _ = template.ivf.quantizer.search(transformed[: 1 << 16], 1)
     if template.ivf.metric_type == faiss().METRIC_INNER_PRODUCT:
-        norms = np.einsum("ij,ij->i", seen[: 1 << 16], seen[: 1 << 16], dtype=np.float64)
+        norms = np.einsum("ij,ij->i", transformed[: 1 << 16], transformed[: 1 << 16], dtype=np.float64)
         return float(np.mean(norms) + 1.0 - 2.0 * np.mean(distances, dtype=np.float64))
     return float(np.mean(distances, dtype=np.float64))
 
@@ -127,20 +127,20 @@ def _write(task: Task, path: Path, done: int, centroids: np.ndarray) -> None:
     temporary.replace(path)
 
 
-def list_space(ivf: Any, seen: np.ndarray) -> tuple[np.ndarray, Any]:
+def list_space(ivf: Any, transformed: np.ndarray) -> tuple[np.ndarray, Any]:
     """The rows as the centroids see them, float32 (n, their dimensions), and the index that is to hold the centroids.
 
     Trains what stands between, as in "IVF4096(PCA96,Flat)".
 
     Args:
         ivf: a `faiss.IndexIVF` without centroids.
-        seen: float32 (n, d), rows of the sample as the index sees them.
+        transformed: float32 (n, d), rows of the sample as the index sees them.
     """
     module = faiss()
     quantizer = module.downcast_index(ivf.quantizer)
     if not hasattr(quantizer, "chain"):
-        return seen, quantizer
-    return _through_chain(quantizer.chain, seen, most_rows=PCA_ROWS), module.downcast_index(quantizer.index)
+        return transformed, quantizer
+    return _through_chain(quantizer.chain, transformed, most_rows=PCA_ROWS), module.downcast_index(quantizer.index)
 
 
 def learn(transform: Any, points: np.ndarray) -> None:
@@ -216,8 +216,8 @@ def _iteration(points: np.ndarray, centroids: np.ndarray, index: Any, *, seed: i
     module.copy_array_to_vector(np.ascontiguousarray(centroids).ravel(), clustering.centroids)
     index.reset()
     clustering.train(points, index)
-    found: np.ndarray = module.vector_float_to_array(clustering.centroids).reshape(count, -1).copy()
-    return found
+    updated: np.ndarray = module.vector_float_to_array(clustering.centroids).reshape(count, -1).copy()
+    return updated
 
 
 def _first(points: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -225,7 +225,7 @@ def _first(points: np.ndarray, count: int, seed: int) -> np.ndarray:
     return points[np.sort(chosen)].copy()
 
 
-def train_codes(ivf: Any, seen: np.ndarray, *, seed: int) -> None:
+def train_codes(ivf: Any, transformed: np.ndarray, *, seed: int) -> None:
     """Train how an index keeps a row; its lists are known already.
 
     4-bit product codes are learned for all pieces at once (faiss takes them one by one: 18 s for 192 pieces, this 2 s).
@@ -234,14 +234,14 @@ def train_codes(ivf: Any, seen: np.ndarray, *, seed: int) -> None:
 
     Args:
         ivf: a `faiss.IndexIVF` with its centroids.
-        seen: float32 (n, d), rows of the sample as the lists see them.
+        transformed: float32 (n, d), rows of the sample as the lists see them.
     """
     module = faiss()
     if type(ivf).__name__ != "IndexIVFPQ" or ivf.pq.nbits != 4:
-        ivf.train(seen)
+        ivf.train(transformed)
         return
     ivf.by_residual = ivf.metric_type != module.METRIC_L2
-    chosen = seen[np.sort(np.random.default_rng(seed).permutation(len(seen))[:SAMPLE_ROWS])]
+    chosen = transformed[np.sort(np.random.default_rng(seed).permutation(len(transformed))[:SAMPLE_ROWS])]
     if ivf.by_residual:
         _, lists = ivf.quantizer.search(chosen, 1)
         chosen = chosen - ivf.quantizer.reconstruct_batch(np.ascontiguousarray(lists.ravel()))
@@ -266,12 +266,12 @@ def product_words(rows: np.ndarray, pieces: int, words: int, *, seed: int) -> np
 
 def _learned(parts: np.ndarray, first: np.ndarray) -> np.ndarray:
     parts = np.ascontiguousarray(parts)
-    found = parts[:, first]
+    codebook = parts[:, first]
     numbers = np.arange(len(first))
     for _ in range(ITERATIONS):
-        far = np.square(found).sum(axis=2)[:, None, :] - 2 * parts @ found.transpose(0, 2, 1)
+        far = np.square(codebook).sum(axis=2)[:, None, :] - 2 * parts @ codebook.transpose(0, 2, 1)
         belongs = (far.argmin(axis=2)[:, :, None] == numbers).astype(np.float32)
         count = belongs.sum(axis=1)[:, :, None]
         means = belongs.transpose(0, 2, 1) @ parts / np.maximum(count, 1)
-        found = np.where(count > 0, means, found)
-    return found
+        codebook = np.where(count > 0, means, codebook)
+    return codebook

@@ -33,7 +33,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Stage -> the stages whose payloads its units read."""
 
-CHANGES = ("grow", "ask", "retune", "compact")
+CHANGES = ("grow", "new_queries", "retune", "compact")
 """The stages of changes to an index; see `embq.indexer.change.growth` and `embq.indexer.change.compaction`."""
 
 DEDUP = ("vectors", "dedup", "groups")
@@ -74,7 +74,7 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inputs: str
 
     def __post_init__(self) -> None:
-        """ValueError where the unit names no stage, or a path outside of the folder of builds."""
+        """ValueError if the unit names no stage, or a path outside of the folder of builds."""
         names = (self.build, self.inputs)
         if self.stage not in STAGE_MODULES or any("/" in name or name.startswith(".") for name in names):
             raise ValueError("no index unit")
@@ -119,9 +119,9 @@ class Sidecar:
 
 
 def find(unit: IndexUnit) -> Sidecar | None:
-    """The unit's sidecar, where it is done and its payload is there; None otherwise.
+    """The unit's sidecar, if it is done and its payload is there; None otherwise.
 
-    Raises OutputError where a store does not answer: that says nothing about the unit.
+    Raises OutputError if a store does not answer: that says nothing about the unit.
     """
     try:
         sidecar = from_json(Sidecar, read_json(unit.sidecar), SIDECAR)
@@ -139,27 +139,27 @@ def finished(units: Sequence[IndexUnit]) -> Iterator[tuple[IndexUnit, Sidecar]]:
     if not units:
         return
     names = set(names_in(units[0].build_dir.folder))
-    there = [unit for unit in units if unit.sidecar.name in names]
+    committed = [unit for unit in units if unit.sidecar.name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for unit, sidecar in zip(there, pool.map(find, there), strict=True):
+        for unit, sidecar in zip(committed, pool.map(find, committed), strict=True):
             if sidecar is not None:
                 yield unit, sidecar
 
 
-def write_inputs(build_dir: BuildDir, before: Mapping[str, Sequence[Sidecar]]) -> str:
-    """Write down the sidecars that the units of a stage read; gives the digest by which they find them.
+def write_inputs(build_dir: BuildDir, inputs: Mapping[str, Sequence[Sidecar]]) -> str:
+    """Write down the sidecars that the units of a stage read; returns the digest by which they find them.
 
     Of two builds with one id, the later of which follows after the earlier was removed, a worker may still be at a unit
     of the earlier. build.json is part of the digest, so that it counts for that one only.
 
     Args:
-        before: stage -> its sidecars in the order of its units.
+        inputs: stage -> its sidecars in the order of its units.
     """
     sums = {
-        stage: [sorted(file.sha256 for file in one.files.values()) for one in done] for stage, done in before.items()
+        stage: [sorted(file.sha256 for file in unit.files.values()) for unit in done] for stage, done in inputs.items()
     }
     digest = content_hash([build_dir.read_spec(), sums])
-    listed = {stage: [to_json(one) for one in done] for stage, done in before.items()}
+    listed = {stage: [to_json(sidecar) for sidecar in done] for stage, done in inputs.items()}
     # Not once only: a payload that was lost has another name when it is made again.
     write_current(build_dir.folder / f"inputs-{digest}.json", json.dumps(listed).encode())
     return digest
@@ -168,4 +168,4 @@ def write_inputs(build_dir: BuildDir, before: Mapping[str, Sequence[Sidecar]]) -
 def read_inputs(build_dir: BuildDir, digest: str) -> dict[str, list[Sidecar]]:
     """The sidecars that a unit's inputs name."""
     listed = read_json(build_dir.folder / f"inputs-{digest}.json")
-    return {stage: [from_json(Sidecar, one, SIDECAR) for one in done] for stage, done in listed.items()}
+    return {stage: [from_json(Sidecar, record, SIDECAR) for record in done] for stage, done in listed.items()}

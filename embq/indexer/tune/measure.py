@@ -47,9 +47,9 @@ def timed(
         searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
     took, until = [], clock() + seconds * 1e9
     for query in queries:
-        before = clock()
+        started = clock()
         searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
-        took.append((clock() - before) / 1e6)
+        took.append((clock() - started) / 1e6)
         if len(took) >= FEWEST_QUERIES and clock() > until:
             break
     return np.asarray(took)
@@ -63,10 +63,10 @@ def with_times(
     for _ in range(ROUNDS):
         for at, point in enumerate(points):
             took = timed(searcher, queries[:MOST_QUERIES], k, point.setting, seconds=SECONDS, clock=clock)
-            known = best[at]
-            if known is not None:
-                shared = min(len(known), len(took))
-                took = np.minimum(known[:shared], took[:shared])
+            previous = best[at]
+            if previous is not None:
+                shared = min(len(previous), len(took))
+                took = np.minimum(previous[:shared], took[:shared])
             best[at] = took
     return [
         replace(point, mean_ms=round(float(took.mean()), 4), p50_ms=round(float(np.median(took)), 4))
@@ -116,16 +116,16 @@ def score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: C
 
 def _as_autofaiss(searcher: Searches, half: Half, setting: Setting) -> dict[str, float]:
     """Its four scores. The query's own row is the first true answer, and a tie that is another row is a miss."""
-    found = searcher.search(half.vectors, AUTOFAISS_K, nprobe=setting.nprobe, k_factor=setting.k_factor).ids
+    ids = searcher.search(half.vectors, AUTOFAISS_K, nprobe=setting.nprobe, k_factor=setting.k_factor).ids
     true = half.truth.ids
     if (half.own >= 0).all():
         true = np.concatenate([half.own[:, None], true], axis=1)
     scores = {}
     for k in (20, 40):
-        first = (true[:, :k] == found[:, :1]).any(axis=1) & (found[:, 0] >= 0)
+        first = (true[:, :k] == ids[:, :1]).any(axis=1) & (ids[:, 0] >= 0)
         scores[f"1-recall@{k}"] = float(first.mean())
     for k in (20, 40):
         possible = np.maximum((true[:, :k] >= 0).sum(axis=1), 1)
-        both = (found[:, :k, None] == true[:, None, :k]) & (found[:, :k, None] >= 0)
+        both = (ids[:, :k, None] == true[:, None, :k]) & (ids[:, :k, None] >= 0)
         scores[f"{k}-recall@{k}"] = float((both.any(axis=2).sum(axis=1) / possible).mean())
     return scores

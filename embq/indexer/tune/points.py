@@ -10,7 +10,7 @@ import numpy as np
 
 MARGIN_ERRORS = 2.0
 MOST_MARGIN = 0.01
-"""A setting is chosen whose recall is above the target by so many standard errors, at most by so much: the difference
+"""A setting is chosen whose recall is above the target by this many standard errors, at most by so much: the difference
 between two halves of the queries has an error of 1.4 times that of one."""
 ENOUGH_FOUND = 0.99
 
@@ -48,9 +48,9 @@ class Goal:
     """Target of tuning.
 
     Attributes:
-        recall: recall@k that the worst query set is to reach; None where only the time counts.
+        recall: recall@k that the worst query set is to reach; None if only the time counts.
         k: answers to a search.
-        milliseconds: mean time of a search that is not to be exceeded; None where only the recall counts.
+        milliseconds: mean time of a search that is not to be exceeded; None if only the recall counts.
         least_found: answers that 99 % of the searches are to give where the index has as many rows.
     """
 
@@ -87,7 +87,7 @@ class Point:
         errors: standard error of each.
         found: share of the queries that get `least_found` answers.
         queries: that it was measured with.
-        mean_ms, p50_ms: of a single search; None where it was not timed.
+        mean_ms, p50_ms: of a single search; None if it was not timed.
         expected_ms: by the model of cost, from the settings that were timed.
     """
 
@@ -107,16 +107,16 @@ class Point:
 
     @property
     def finds_enough(self) -> bool:
-        """True where nearly all queries get as many answers as are wanted at least."""
+        """True if nearly all queries get as many answers as are wanted at least."""
         return self.found >= ENOUGH_FOUND
 
     @property
     def cost(self) -> float:
-        """Median time of a search in milliseconds, the expected one where it was not timed."""
+        """Median time of a search in milliseconds, the expected one if it was not timed."""
         return self.expected_ms if self.p50_ms is None else self.p50_ms
 
     def reaches(self, target: float, *, margin: bool) -> bool:
-        """True where all sets reach a recall, with the margin for queries that were not tuned on."""
+        """True if all sets reach a recall, with the margin for queries that were not tuned on."""
         if not margin:
             return self.worst >= target
         return all(
@@ -167,12 +167,12 @@ class Tuning:
 
     Attributes:
         setting: how the index is to be searched.
-        met: whether recall and time are as asked for; None where there was nothing to measure by.
+        met: whether recall and time are as asked for; None if there was nothing to measure by.
         scores: query set -> what a searcher gets.
         points: settings that were timed, fastest first.
         front: those of them that none beats in both time and recall.
         raised: how often the reported half missed the target, and the next setting was taken.
-        swept_all: False where the time for tuning ended before the sweep did.
+        swept_all: False if the time for tuning ended before the sweep did.
         seconds: that tuning took.
         load: other work that waited for a core meanwhile, as a multiple of the cores; above 1 the times say little.
     """
@@ -190,5 +190,5 @@ class Tuning:
 
     @property
     def best(self) -> float | None:
-        """Recall@k of the worst query set, as reported; None where there are no queries."""
-        return min((one.recall[self.goal.k] for one in self.scores.values()), default=None)
+        """Recall@k of the worst query set, as reported; None if there are no queries."""
+        return min((score.recall[self.goal.k] for score in self.scores.values()), default=None)

@@ -21,7 +21,7 @@ from embq.indexer.plan.costs import LARGE_ROWS, MOST, MOST_OF_LARGE
 
 DATA = "data"
 SHARE = 10
-"""At most one row in so many is a query: a small collection needs its rows for training."""
+"""At most one row in this many is a query: a small collection needs its rows for training."""
 SEED = 1234
 
 
@@ -52,7 +52,7 @@ class QuerySet:
     Attributes:
         name: "data", "text" or what the user called it.
         vectors: float32 (q, d); of length 1 where the metric is "cosine".
-        own: int64 (q,): the row that a query is itself, and that is no answer to it; -1 where it is none.
+        own: int64 (q,): the row that a query is itself, and that is no answer to it; -1 if it is none.
         source: where they come from, for the report.
         left_out: queries that were drawn and are no vectors (`embq.indexer.collection.collection`).
     """
@@ -76,7 +76,7 @@ def plan_queries(
         files: name -> .npy file of floats (q, dim), or output folder of a run with the same model.
         count: queries in all; None chooses by the size of the collection.
 
-    Raises UsageError where a name is taken, and what `draw` raises for files: they are opened here, so that a mistake
+    Raises UsageError if a name is taken, and what `draw` raises for files: they are opened here, so that a mistake
     is reported before any work is done.
     """
     files = dict(files or {})
@@ -97,7 +97,7 @@ def plan_queries(
 
 
 def draw(collection: Collection, plan: QueryPlan, *, metric: str) -> list[QuerySet]:
-    """The query sets. Raises InputError where a file cannot be read, holds other vectors, or those of another model."""
+    """The query sets. Raises InputError if a file cannot be read, holds other vectors, or those of another model."""
     source = f"rows of the collection, drawn with seed {plan.seed}, each without itself"
     sets = [of_rows(collection, plan.held_out(collection.n), name=DATA, source=source, metric=metric)]
     for name, column in plan.columns.items():
@@ -107,7 +107,7 @@ def draw(collection: Collection, plan: QueryPlan, *, metric: str) -> list[QueryS
     for name in plan.files:
         vectors, source = _from_file(collection, plan, name)
         sets.append(_query_set(name, vectors, None, source, metric))
-    return [one for one in sets if len(one)]
+    return [query_set for query_set in sets if len(query_set)]
 
 
 def of_rows(collection: Collection, ids: np.ndarray, *, name: str, source: str, metric: str) -> QuerySet:
@@ -117,22 +117,22 @@ def of_rows(collection: Collection, ids: np.ndarray, *, name: str, source: str, 
 
 def write_queries(sets: Sequence[QuerySet], path: Path) -> None:
     """Write query sets to one file, which holds the same bytes for the same sets."""
-    about = [{"name": one.name, "source": one.source, "left_out": one.left_out} for one in sets]
+    about = [{"name": query_set.name, "source": query_set.source, "left_out": query_set.left_out} for query_set in sets]
     arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-    for number, one in enumerate(sets):
-        arrays |= {f"vectors{number}": one.vectors, f"own{number}": one.own}
+    for number, query_set in enumerate(sets):
+        arrays |= {f"vectors{number}": query_set.vectors, f"own{number}": query_set.own}
     with open(path, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_queries(path: Path) -> list[QuerySet]:
-    """The sets that `write_queries` wrote; OutputError where the file is another one."""
+    """The sets that `write_queries` wrote; OutputError if the file is another one."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             about = json.loads(stored["about"].tobytes())
             return [
-                QuerySet(vectors=stored[f"vectors{number}"], own=stored[f"own{number}"], **one)
-                for number, one in enumerate(about)
+                QuerySet(vectors=stored[f"vectors{number}"], own=stored[f"own{number}"], **fields)
+                for number, fields in enumerate(about)
             ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutputError(f"{path} cannot be read: {error}", code="index_damaged") from error
@@ -148,7 +148,7 @@ def _query_set(name: str, vectors: np.ndarray, own: np.ndarray | None, source: s
     """A set without the queries that are no vectors.
 
     Args:
-        own: ids of the rows that the queries are; None where they are none.
+        own: ids of the rows that the queries are; None if they are none.
     """
     good = ~faults(vectors)
     own = np.full(len(vectors), -1, np.int64) if own is None else own

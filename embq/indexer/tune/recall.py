@@ -20,7 +20,7 @@ class Truth:
     """The nearest rows of some queries by exact search.
 
     Attributes:
-        ids: int64 (queries, deep), best first; -1 where there are fewer rows. Deeper than the k that is scored, so that
+        ids: int64 (queries, deep), best first; -1 if there are fewer rows. Deeper than the k that is scored, so that
             ties of the k-th can be seen.
         scores: float32 (queries, deep), higher is better: cosines, inner products, or squared distances with a minus.
         tolerance: by which scores of ties may differ.
@@ -39,51 +39,51 @@ class Truth:
 
     def right(self, k: int) -> np.ndarray:
         """bool (queries, deep): which rows are right answers for a search of k, the ties of the k-th among them."""
-        there = (self.ids >= 0).sum(axis=1)
-        last = np.minimum(there, k) - 1
+        available = (self.ids >= 0).sum(axis=1)
+        last = np.minimum(available, k) - 1
         bound = self.scores[np.arange(len(self)), np.maximum(last, 0)]
         margin = self.tolerance * np.maximum(1.0, np.abs(bound))
         right: np.ndarray = (self.ids >= 0) & (self.scores >= (bound - margin)[:, None])
         return right
 
 
-def recall(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
+def recall(answers: np.ndarray, truth: Truth, k: int) -> np.ndarray:
     """recall@k of each query: float64 (queries,), NaN for a query without any true neighbour.
 
     The best k of what was found are looked at; of fewer than k rows in all, all must be found.
 
     Args:
-        found: int64 (queries, at least k unless there are fewer rows), best first; -1 where nothing was found. A row
+        answers: int64 (queries, at least k unless there are fewer rows), best first; -1 if nothing was found. A row
             that the truth does not hold is wrong.
     """
-    counts = hits(found[:, :k], truth, k)
+    counts = hits(answers[:, :k], truth, k)
     possible = np.minimum((truth.ids >= 0).sum(axis=1), k)
     with np.errstate(invalid="ignore"):
         return np.where(possible > 0, np.minimum(counts, possible) / np.maximum(possible, 1), np.nan)
 
 
-def hits(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
-    """int64 (queries,): how many different rows in `found`, of any width, are right answers for a search of k."""
-    good = which_right(found, truth, k)
+def hits(answers: np.ndarray, truth: Truth, k: int) -> np.ndarray:
+    """int64 (queries,): how many different rows in `answers`, of any width, are right answers for a search of k."""
+    good = which_right(answers, truth, k)
     for query in np.flatnonzero(good.sum(axis=1) > 1):
-        ids = found[query][good[query]]
+        ids = answers[query][good[query]]
         if len(np.unique(ids)) < len(ids):
-            good[query] &= np.isin(np.arange(found.shape[1]), np.unique(found[query], return_index=True)[1])
+            good[query] &= np.isin(np.arange(answers.shape[1]), np.unique(answers[query], return_index=True)[1])
     count: np.ndarray = good.sum(axis=1)
     return count
 
 
-def which_right(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
-    """bool, the shape of `found`: which of the rows are right answers for a search of k."""
-    step = int(max(truth.ids.max(initial=0), found.max(initial=0))) + 1
+def which_right(answers: np.ndarray, truth: Truth, k: int) -> np.ndarray:
+    """bool, the shape of `answers`: which of the rows are right answers for a search of k."""
+    step = int(max(truth.ids.max(initial=0), answers.max(initial=0))) + 1
     base = np.arange(len(truth), dtype=np.int64)[:, None] * step
-    wanted = (truth.ids + base)[truth.right(k)]
-    good: np.ndarray = np.isin(found + base, wanted) & (found >= 0)
+    right_ids = (truth.ids + base)[truth.right(k)]
+    good: np.ndarray = np.isin(answers + base, right_ids) & (answers >= 0)
     return good
 
 
-def mean_recall(found: np.ndarray, truth: Truth, k: int) -> float:
-    """Mean recall@k of all queries that have a neighbour; NaN where none has."""
-    each = recall(found, truth, k)
-    known = each[~np.isnan(each)]
-    return float(known.mean()) if len(known) else float("nan")
+def mean_recall(answers: np.ndarray, truth: Truth, k: int) -> float:
+    """Mean recall@k of all queries that have a neighbour; NaN if none has."""
+    each = recall(answers, truth, k)
+    defined = each[~np.isnan(each)]
+    return float(defined.mean()) if len(defined) else float("nan")

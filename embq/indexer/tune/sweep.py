@@ -27,14 +27,14 @@ recall than this."""
 NO_GAIN = 0.0005
 """Twice the probes bring no more than this: what is missing, the codes have lost."""
 COARSE_QUERIES, FEWEST_QUERIES = 120, 30
-"""Queries of each set for the doubling of probes; fewer where that takes too long."""
+"""Queries of each set for the doubling of probes; fewer if that takes too long."""
 PATIENCE = 4
-"""Doubling goes on, with fewer and fewer queries, until so many times the time for the sweep is over."""
+"""Doubling goes on, with fewer and fewer queries, until this many times the time for the sweep is over."""
 STEPS_UP = 4
 CLOSE_LOOKS = 4
 """Number of closer looks that the remaining time is divided by, to choose the number of queries for one."""
 LAST_DOUBLINGS = 4
-"""Number of the last doublings that are measured with all queries where there is a latency target alone."""
+"""Number of the last doublings that are measured with all queries if there is a latency target alone."""
 HALF_STEP_DOWN = 2**-0.25
 
 
@@ -45,7 +45,7 @@ def sweep(searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, seconds
     them, the steps of sqrt 2 around what the goal needs are looked at.
 
     Args:
-        seconds: of the processor for all of it, where that is enough to find anything. Of the processor, so that what
+        seconds: of the processor for all of it, if that is enough to find anything. Of the processor, so that what
             else the machine does changes nothing about the setting.
     """
     work = Sweep(
@@ -57,16 +57,16 @@ def sweep(searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, seconds
         began=time.process_time(),
         seconds=seconds,
     )
-    whole = work.double()
-    closer = work.look_closer()
-    return [point for nprobe in sorted(work.known) for point in work.known[nprobe]], whole and closer
+    doubled = work.double()
+    refined = work.measure_closer()
+    return [point for nprobe in sorted(work.measured) for point in work.measured[nprobe]], doubled and refined
 
 
 def k_factors(goal: Goal, refines: bool, rows: int) -> tuple[int, ...]:
-    """Factors that make a difference for an index of so many rows."""
+    """Factors that make a difference for an index of `rows` rows."""
     if not refines:
         return (1,)
-    return tuple(one for one in K_FACTORS if one == 1 or (one * goal.k <= MOST_CANDIDATES and one * goal.k < 2 * rows))
+    return tuple(factor for factor in K_FACTORS if factor == 1 or factor * goal.k <= min(MOST_CANDIDATES, 2 * rows - 1))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Sweep:
     Attributes:
         factors: that there are.
         width: how many of them are looked at by now.
-        known: probes -> a point for each factor that was looked at with them.
+        measured: probes -> a point for each factor that was looked at with them.
         took_ms: probes -> time of one of the queries that were searched together.
     """
 
@@ -88,48 +88,48 @@ class Sweep:
     began: float
     seconds: float
     width: int = FIRST_WIDTH
-    known: dict[int, list[Point]] = field(default_factory=dict)
+    measured: dict[int, list[Point]] = field(default_factory=dict)
     took_ms: dict[int, float] = field(default_factory=dict)
 
     def double(self) -> bool:
-        """Look at 1, 2, 4 probes and so on with some queries; False where the time was over before the end."""
+        """Look at 1, 2, 4 probes and so on with some queries; False if the time was over before the end."""
         count, nprobe, beyond = COARSE_QUERIES, 1, False
         while True:
-            spent = self._look(nprobe, count)
+            spent = self._measure(nprobe, count)
             if nprobe >= self.nlist or beyond or self._ended() or self._too_slow(nprobe):
                 return True
             # One step beyond what the goal needs: fewer candidates may be enough there.
             beyond = self._reached(nprobe, margin=True)
             nprobe = min(2 * nprobe, self.nlist)
-            left = self.began + self.seconds / 2 - time.process_time()
-            while 2.5 * spent > left and count > FEWEST_QUERIES:
+            remaining_s = self.began + self.seconds / 2 - time.process_time()
+            while 2.5 * spent > remaining_s and count > FEWEST_QUERIES:
                 count, spent = count // 2, spent / 2
-            if 2.5 * spent > left + PATIENCE * self.seconds:
+            if 2.5 * spent > remaining_s + PATIENCE * self.seconds:
                 return False
 
-    def look_closer(self) -> bool:
+    def measure_closer(self) -> bool:
         """Look with all queries at what may be chosen, with fewer where these take too long.
 
-        False where the time was over before the end.
+        False if the time was over before the end.
         """
         end = self.began + self.seconds
-        for nprobe in self._to_look_at():
-            left = end - time.process_time()
-            if left <= 0.0:
+        for nprobe in self._candidates():
+            remaining_s = end - time.process_time()
+            if remaining_s <= 0.0:
                 return False
-            like = min(self.took_ms, key=lambda known: abs(math.log(known / nprobe)))
-            share = left / CLOSE_LOOKS / (1e-3 * self.took_ms[like] * self._all)
+            like = min(self.took_ms, key=lambda probes: abs(math.log(probes / nprobe)))
+            share = remaining_s / CLOSE_LOOKS / (1e-3 * self.took_ms[like] * self._all)
             most = max(map(len, self.halves.values()))
             count = most if share >= 1.0 else max(COARSE_QUERIES // 2, int(share * most))
-            if nprobe not in self.known or self.known[nprobe][0].queries < self._all:
-                self._look(nprobe, count)
+            if nprobe not in self.measured or self.measured[nprobe][0].queries < self._all:
+                self._measure(nprobe, count)
         return True
 
-    def _to_look_at(self) -> Iterator[int]:
+    def _candidates(self) -> Iterator[int]:
         if self.nlist == 1:
             yield 1
         elif self.goal.recall is None:
-            for nprobe in sorted(self.known)[-LAST_DOUBLINGS:]:
+            for nprobe in sorted(self.measured)[-LAST_DOUBLINGS:]:
                 yield _rounded(nprobe / math.sqrt(2))
                 yield nprobe
         else:
@@ -137,8 +137,8 @@ class Sweep:
 
     def _around_goal(self) -> Iterator[int]:
         """One step down from the first probes that seem enough, or up until it is."""
-        looked = sorted(self.known)
-        first = next((nprobe for nprobe in looked if self._reached(nprobe, margin=False)), looked[-1])
+        measured = sorted(self.measured)
+        first = next((nprobe for nprobe in measured if self._reached(nprobe, margin=False)), measured[-1])
         self.width = self._narrowest(first)
         yield first
         enough = first
@@ -157,23 +157,23 @@ class Sweep:
             yield min(self.nlist, _rounded(enough * math.sqrt(2)))
 
     def _narrowest(self, nprobe: int) -> int:
-        """Number of factors worth measuring with so many probes; `_look` widens it where needed."""
-        points = self.known[nprobe]
+        """Number of factors worth measuring with `nprobe` probes; `_measure` widens it where needed."""
+        points = self.measured[nprobe]
         top = points[-1].recall
         for width, point in enumerate(points, start=1):
             if all(top[name] - value <= WIDENED_FOR for name, value in point.recall.items()):
                 return width
         return len(points)
 
-    def _look(self, nprobe: int, count: int) -> float:
-        """Search with the first queries of each set for as many candidates as bring anything; gives the seconds."""
+    def _measure(self, nprobe: int, count: int) -> float:
+        """Search with the first queries of each set for as many candidates as bring anything; returns the seconds."""
         began = time.process_time()
-        halves = {name: one.first(count) for name, one in self.halves.items()}
+        halves = {name: half.first(count) for name, half in self.halves.items()}
         while True:
-            before = time.process_time()
+            started = time.process_time()
             self.width = min(self.width, len(self.factors))
-            points = self.known[nprobe] = self._points(nprobe, halves)
-            self.took_ms[nprobe] = 1e3 * (time.process_time() - before) / sum(map(len, halves.values()))
+            points = self.measured[nprobe] = self._points(nprobe, halves)
+            self.took_ms[nprobe] = 1e3 * (time.process_time() - started) / sum(map(len, halves.values()))
             if self.width == len(self.factors) or not self._widens(points):
                 return time.process_time() - began
             self.width += 1
@@ -181,22 +181,22 @@ class Sweep:
     def _widens(self, points: list[Point]) -> bool:
         if len(points) < 2:
             return True
-        last, before = points[-1].recall, points[-2].recall
-        return any(last[name] - before[name] > WIDENED_FOR for name in last)
+        last, previous = points[-1].recall, points[-2].recall
+        return any(last[name] - previous[name] > WIDENED_FOR for name in last)
 
     def _points(self, nprobe: int, halves: Mapping[str, Half]) -> list[Point]:
         """One point for each factor."""
         goal, factors = self.goal, self.factors[: self.width]
         recalls: list[dict[str, float]] = [{} for _ in factors]
         errors: list[dict[str, float]] = [{} for _ in factors]
-        found = 1.0
+        answered = 1.0
         for name, half in halves.items():
             ids = half.candidates(self.searcher, max(goal.k * factors[-1], goal.least_found), nprobe)
-            there = (half.truth.ids >= 0).sum(axis=1)
+            available = (half.truth.ids >= 0).sum(axis=1)
             if goal.least_found:
-                enough = (ids >= 0).sum(axis=1) >= np.minimum(there, goal.least_found)
-                found = min(found, float(enough.mean()))
-            possible = np.minimum(there, goal.k)
+                enough = (ids >= 0).sum(axis=1) >= np.minimum(available, goal.least_found)
+                answered = min(answered, float(enough.mean()))
+            possible = np.minimum(available, goal.k)
             hits = np.cumsum(which_right(ids, half.truth, goal.k), axis=1)
             for at, factor in enumerate(factors):
                 each = np.minimum(hits[:, goal.k * factor - 1], possible) / possible
@@ -208,7 +208,7 @@ class Sweep:
                 setting=Setting(nprobe=nprobe, k_factor=factor),
                 recall=recalls[at],
                 errors=errors[at],
-                found=found,
+                found=answered,
                 queries=queries,
             )
             for at, factor in enumerate(factors)
@@ -219,15 +219,15 @@ class Sweep:
         return sum(map(len, self.halves.values()))
 
     def _reached(self, nprobe: int, *, margin: bool) -> bool:
-        point = self.known[nprobe][-1]
+        point = self.measured[nprobe][-1]
         return self.goal.recall is not None and point.reaches(self.goal.recall, margin=margin) and point.finds_enough
 
     def _ended(self) -> bool:
         """True after two doublings in a row that brought nothing."""
-        if len(self.known) < 5:
+        if len(self.measured) < 5:
             return False
-        first, before, last = (self.known[one][-1].recall for one in sorted(self.known)[-3:])
-        return all(last[name] - before[name] < NO_GAIN and before[name] - first[name] < NO_GAIN for name in last)
+        first, middle, last = (self.measured[nprobe][-1].recall for nprobe in sorted(self.measured)[-3:])
+        return all(last[name] - middle[name] < NO_GAIN and middle[name] - first[name] < NO_GAIN for name in last)
 
     def _too_slow(self, nprobe: int) -> bool:
         limit = self.goal.milliseconds

@@ -34,7 +34,7 @@ def nearest(
 
     Args:
         queries: float32 (q, d); of length 1 for "cosine".
-        own: int64 (q,): the row that a query is itself, which is no answer to it; -1 where it is none.
+        own: int64 (q,): the row that a query is itself, which is no answer to it; -1 if it is none.
         batches: (first id, float32 (m, d)).
         metric: "cosine", "l2" or "ip".
 
@@ -53,22 +53,22 @@ def nearest(
         # One more than is kept, because the query itself may be among them.
         with matrix_products(queries.shape[1]):
             values, at = module.knn(queries, np.ascontiguousarray(vectors), min(depth + 1, len(ids)), metric=kind)
-        found = np.where(at >= 0, ids[at], -1)
-        found[found == own[:, None]] = -1
-        best = merged([best, Truth(ids=found, scores=_scores(values, metric), tolerance=best.tolerance)], depth=depth)
+        hits = np.where(at >= 0, ids[at], -1)
+        hits[hits == own[:, None]] = -1
+        best = merged([best, Truth(ids=hits, scores=_scores(values, metric), tolerance=best.tolerance)], depth=depth)
     return best
 
 
 def merged(truths: Sequence[Truth], *, depth: int = TRUTH_DEPTH) -> Truth:
     """The nearest rows of all blocks, from those of each. Of equal ones the lower id comes first."""
-    ids = np.concatenate([one.ids for one in truths], axis=1)
-    scores = np.concatenate([one.scores for one in truths], axis=1)
+    ids = np.concatenate([truth.ids for truth in truths], axis=1)
+    scores = np.concatenate([truth.scores for truth in truths], axis=1)
     scores = np.where(ids < 0, -np.inf, scores).astype(np.float32)
     order = np.lexsort((ids, -scores), axis=1)[:, :depth]
     return Truth(
         ids=np.take_along_axis(ids, order, axis=1),
         scores=np.take_along_axis(scores, order, axis=1),
-        tolerance=max(one.tolerance for one in truths),
+        tolerance=max(truth.tolerance for truth in truths),
     )
 
 
@@ -78,8 +78,8 @@ def block_truth(
     """Write the truth of one block for all query sets, in their order, to `path`."""
     rows = max(1024, TILE_BYTES // (4 * collection.dim))
     batches = collection.read_vectors(block.first_id, block.first_id + block.rows, batch_rows=rows)
-    queries = np.concatenate([one.vectors for one in sets]) if sets else np.empty((0, collection.dim), np.float32)
-    own = np.concatenate([one.own for one in sets]) if sets else np.empty(0, np.int64)
+    queries = np.concatenate([np.empty((0, collection.dim), np.float32), *(drawn.vectors for drawn in sets)])
+    own = np.concatenate([np.empty(0, np.int64), *(drawn.own for drawn in sets)])
     truth = nearest(queries, own, batches if len(queries) else (), metric=metric, depth=depth)
     with open(path, "wb") as file:
         np.savez(file, ids=truth.ids, scores=truth.scores, tolerance=np.float64(truth.tolerance))
@@ -88,19 +88,19 @@ def block_truth(
 def read_truth(paths: Sequence[Path], sets: Sequence[QuerySet], *, depth: int = TRUTH_DEPTH) -> dict[str, Truth]:
     """Query set -> its truth over all blocks, from what `block_truth` wrote of each.
 
-    Blocks are read one after the other. Raises OutputError where a file is not what was written.
+    Blocks are read one after the other. Raises OutputError if a file is not what was written.
     """
-    whole: Truth | None = None
+    combined: Truth | None = None
     for path in paths:
-        one = _read(path)
-        whole = one if whole is None else merged([whole, one], depth=depth)
-    if whole is None or len(whole) != sum(len(one.vectors) for one in sets):
+        block = _read(path)
+        combined = block if combined is None else merged([combined, block], depth=depth)
+    if combined is None or len(combined) != sum(len(drawn.vectors) for drawn in sets):
         raise OutputError("the truth of this build is not that of its queries", code="index_damaged")
-    found, start = {}, 0
-    for one_set in sets:
-        found[one_set.name] = whole.of(slice(start, start + len(one_set.vectors)))
-        start += len(one_set.vectors)
-    return found
+    by_set, start = {}, 0
+    for query_set in sets:
+        by_set[query_set.name] = combined.of(slice(start, start + len(query_set.vectors)))
+        start += len(query_set.vectors)
+    return by_set
 
 
 def _read(path: Path) -> Truth:

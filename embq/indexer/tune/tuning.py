@@ -21,7 +21,7 @@ from embq.indexer.tune.tuning_split import Half, halves, mixed
 FEWEST_PROBES = 2
 """Least number of lists that a search looks at: neighbours of a query near an edge of its list lie beyond."""
 UNTUNED = Setting(nprobe=64, k_factor=8)
-"""Setting where there are no queries to tune by."""
+"""Setting if there are no queries to tune by."""
 TIMED_POINTS, TIMED_CHOICES = 16, 4
 AS_GOOD = 0.002
 """Recall below the best at which the fastest setting is taken, where the target is missed."""
@@ -58,23 +58,23 @@ def tune_search(
     points, swept_all = sweep(searcher, tuned, goal, seconds=seconds)
     queries = mixed(tuned)
 
-    def measure(some: Sequence[Point]) -> dict[Setting, Point]:
-        return {point.setting: point for point in with_times(searcher, queries, goal.k, some, clock)}
+    def measure(batch: Sequence[Point]) -> dict[Setting, Point]:
+        return {point.setting: point for point in with_times(searcher, queries, goal.k, batch, clock)}
 
-    allowed, known = _measured(points, goal, searcher.nlist, measure)
-    chosen, *_ = _choices([known[point.setting] for point in allowed if point.setting in known], goal)
+    allowed, by_setting = _measured(points, goal, searcher.nlist, measure)
+    chosen, *_ = _choices([by_setting[point.setting] for point in allowed if point.setting in by_setting], goal)
     raised = 0
     while raised < MOST_RAISED and (better := _better(searcher, reported, allowed, chosen, goal)) is not None:
-        known |= measure([better])
-        chosen, raised = known[better.setting], raised + 1
+        by_setting |= measure([better])
+        chosen, raised = by_setting[better.setting], raised + 1
     scores = {name: score(searcher, half, goal, chosen.setting, clock) for name, half in reported.items()}
     return Tuning(
         goal=goal,
         setting=chosen.setting,
         met=_met(goal, scores, chosen),
         scores=scores,
-        points=sorted(known.values(), key=lambda point: point.cost),
-        front=front(list(known.values())),
+        points=sorted(by_setting.values(), key=lambda point: point.cost),
+        front=front(list(by_setting.values())),
         raised=raised,
         swept_all=swept_all,
         seconds=round(time.monotonic() - began, 3),
@@ -92,13 +92,13 @@ def _measured(
 
     The first that are timed are a few to fit the expected times of all others, then those that are likely to be chosen.
     """
-    known = measure(_spread(points))
-    points = with_expected(points, list(known.values()), goal.k)
+    by_setting = measure(_spread(points))
+    points = with_expected(points, list(by_setting.values()), goal.k)
     allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)] or points
     near = [*_choices(allowed, goal)[:TIMED_CHOICES], *_telling(front(points))]
-    different = {point.setting: point for point in near if point.setting not in known}
-    known |= measure(list(different.values())[: TIMED_POINTS - len(known)])
-    return allowed, known
+    different = {point.setting: point for point in near if point.setting not in by_setting}
+    by_setting |= measure(list(different.values())[: TIMED_POINTS - len(by_setting)])
+    return allowed, by_setting
 
 
 def load() -> float:
@@ -108,11 +108,11 @@ def load() -> float:
 
 def front(points: Sequence[Point]) -> list[Point]:
     """The points that no other one beats in both time and recall of the worst set, fastest first."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.cost, -one.worst)):
-        if not kept or point.worst > kept[-1].worst:
-            kept.append(point)
-    return kept
+    frontier: list[Point] = []
+    for point in sorted(points, key=lambda candidate: (candidate.cost, -candidate.worst)):
+        if not frontier or point.worst > frontier[-1].worst:
+            frontier.append(point)
+    return frontier
 
 
 def _telling(points: Sequence[Point]) -> list[Point]:
@@ -128,9 +128,9 @@ def _spread(points: Sequence[Point]) -> list[Point]:
     at = {point.setting: point for point in points}
     corners = [*product((probes[0], probes[-1]), (factors[0], factors[-1]))]
     middle = probes[len(probes) // 2], factors[len(factors) // 2]
-    wanted = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in dict.fromkeys([*corners, middle])]
+    settings = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in dict.fromkeys([*corners, middle])]
     # Not every factor was looked at with all probes.
-    return [at[one] for one in wanted if one in at]
+    return [at[setting] for setting in settings if setting in at]
 
 
 def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
@@ -138,13 +138,14 @@ def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
     points = [point for point in points if point.finds_enough] or list(points)
     if goal.milliseconds is not None:
         points = [point for point in points if (point.mean_ms or point.expected_ms) <= goal.milliseconds] or [
-            min(points, key=lambda one: one.cost)  # nothing is as fast as that
+            min(points, key=lambda point: point.cost)  # nothing is as fast as that
         ]
     if goal.recall is not None:
         # What was looked at with all queries is surer.
         surest = max(point.queries for point in points)
-        for some, margin in (([one for one in points if one.queries == surest], True), (points, True), (points, False)):
-            if enough := [point for point in some if point.reaches(goal.recall, margin=margin)]:
+        fully_measured = [point for point in points if point.queries == surest]
+        for subset, margin in ((fully_measured, True), (points, True), (points, False)):
+            if enough := [point for point in subset if point.reaches(goal.recall, margin=margin)]:
                 return sorted(enough, key=lambda point: point.cost)
     if goal.milliseconds is not None:
         return sorted(points, key=lambda point: (-point.worst, point.cost))
@@ -173,5 +174,5 @@ def _better(
 
 
 def _met(goal: Goal, scores: Mapping[str, Scores], chosen: Point) -> bool:
-    reached = goal.recall is None or min(one.recall[goal.k] for one in scores.values()) >= goal.recall
+    reached = goal.recall is None or min(entry.recall[goal.k] for entry in scores.values()) >= goal.recall
     return reached and (goal.milliseconds is None or (chosen.mean_ms or 0.0) <= goal.milliseconds)

@@ -33,14 +33,14 @@ class Half:
 
     def first(self, count: int) -> Half:
         """The half's first queries."""
-        some = slice(0, count)
-        return Half(vectors=self.vectors[some], own=self.own[some], truth=self.truth.of(some))
+        head = slice(0, count)
+        return Half(vectors=self.vectors[head], own=self.own[head], truth=self.truth.of(head))
 
     def search(self, searcher: Searches, k: int, setting: Setting) -> np.ndarray:
         """int64 (q, k): the answers without each query's own row."""
-        wanted = self._with_own(k)
-        found = searcher.search(self.vectors, wanted, nprobe=setting.nprobe, k_factor=setting.k_factor)
-        return self._without_own(found.ids, k)
+        depth = self._with_own(k)
+        hits = searcher.search(self.vectors, depth, nprobe=setting.nprobe, k_factor=setting.k_factor)
+        return self._without_own(hits.ids, k)
 
     def candidates(self, searcher: Searches, k: int, nprobe: int) -> np.ndarray:
         """int64 (q, k): the best by their codes alone, without each query's own row."""
@@ -50,32 +50,32 @@ class Half:
         return k + bool((self.own >= 0).any())
 
     def _without_own(self, ids: np.ndarray, k: int) -> np.ndarray:
-        others = ids != np.where(self.own < 0, -2, self.own)[:, None]
-        order = np.argsort(~others, axis=1, kind="stable")
+        not_own = ids != np.where(self.own < 0, -2, self.own)[:, None]
+        order = np.argsort(~not_own, axis=1, kind="stable")
         sorted_ids = np.take_along_axis(ids, order, axis=1)
-        kept: np.ndarray = np.where(np.take_along_axis(others, order, axis=1), sorted_ids, -1)
-        return kept[:, :k]
+        answers: np.ndarray = np.where(np.take_along_axis(not_own, order, axis=1), sorted_ids, -1)
+        return answers[:, :k]
 
 
 def halves(sets: Sequence[QuerySet], truth: Mapping[str, Truth]) -> tuple[dict[str, Half], dict[str, Half]]:
     """Every other query is tuned on; the rest is reported. Queries without any neighbour are left out."""
     tuned, reported = {}, {}
-    for one in sets:
-        known = np.flatnonzero((truth[one.name].ids >= 0).any(axis=1))
-        if not len(known):
+    for query_set in sets:
+        answerable = np.flatnonzero((truth[query_set.name].ids >= 0).any(axis=1))
+        if not len(answerable):
             continue
-        first, second = (known[::2], known[1::2]) if len(known) > 1 else (known, known)
-        tuned[one.name] = _half(one, truth, first[:TUNED_QUERIES])
-        reported[one.name] = _half(one, truth, second)
+        first, second = (answerable[::2], answerable[1::2]) if len(answerable) > 1 else (answerable, answerable)
+        tuned[query_set.name] = _half(query_set, truth, first[:TUNED_QUERIES])
+        reported[query_set.name] = _half(query_set, truth, second)
     return tuned, reported
 
 
-def mixed(some: Mapping[str, Half]) -> np.ndarray:
+def mixed(by_set: Mapping[str, Half]) -> np.ndarray:
     """Queries of all sets in turn, as many of each: float32 (q, d)."""
-    each = min(len(one) for one in some.values())
-    stacked = np.stack([one.vectors[:each] for one in some.values()], axis=1)
+    each = min(len(half) for half in by_set.values())
+    stacked = np.stack([half.vectors[:each] for half in by_set.values()], axis=1)
     return np.ascontiguousarray(stacked.reshape(-1, stacked.shape[-1]))
 
 
-def _half(one: QuerySet, truth: Mapping[str, Truth], some: np.ndarray) -> Half:
-    return Half(vectors=one.vectors[some], own=one.own[some], truth=truth[one.name].of(some))
+def _half(query_set: QuerySet, truth: Mapping[str, Truth], numbers: np.ndarray) -> Half:
+    return Half(vectors=query_set.vectors[numbers], own=query_set.own[numbers], truth=truth[query_set.name].of(numbers))

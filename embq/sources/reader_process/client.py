@@ -54,7 +54,7 @@ def inspect(unit: Unit) -> Any:
     """The result of the `inspect` of the unit's source; asked once for all that plan one file.
 
     Raises what that raises, and SourceError `reader_died` if the process died or took too long, and `too_large`
-    where it needed too much memory.
+    if it needed too much memory.
     """
     return _LOOKS.query(unit)
 

@@ -49,6 +49,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from embq.training.launch.member import alone
+    from embq.training.launch.member import run_module
 
-    alone("embq.training.classify")
+    run_module("embq.training.classify")

@@ -77,12 +77,12 @@ def stop_requests() -> Iterator[StopFlag]:
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     flag.install()
     try:
         yield flag
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 

@@ -23,10 +23,10 @@ def processes_for(device: str, count: int | None) -> int:
     visible = Settings.from_environment().cuda_visible
     gpus = gpu_count(visible)
     if not gpus:
-        why, mend = why_no_gpu(visible)
+        why, fix = why_no_gpu(visible)
         raise ConfigError(
             f"--device cuda was asked for, and this machine shows no GPU: {why}; it has {cores()} cores",
-            next_step=f"{mend}; or train on the cores: --device cpu --num-devices {count or 1}",
+            next_step=f"{fix}; or train on the cores: --device cpu --num-devices {count or 1}",
             code="no_device",
         )
     if count is not None and count > gpus:

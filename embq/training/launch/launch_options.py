@@ -76,11 +76,11 @@ class Where:
     dry_run: bool = option(False, "Print the commands without running them.", is_flag=True)
 
     @classmethod
-    def from_options(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
-        """From the options; UsageError where they contradict each other."""
+    def from_options(cls, *, launcher: str | None, hosts: str, ssh_command: str, **settings: Any) -> Where:
+        """From the options; UsageError if they contradict each other."""
         listed = tuple(host.strip() for host in hosts.split(",")) if hosts else ()
-        implied = "ssh" if listed else "ray" if others["ray_address"] else "local"
-        if listed and others["ray_address"]:
+        implied = "ssh" if listed else "ray" if settings["ray_address"] else "local"
+        if listed and settings["ray_address"]:
             raise UsageError(
                 "--hosts has ssh start the processes, and --ray-address Ray", next_step="leave one of them out"
             )
@@ -89,20 +89,20 @@ class Where:
             raise UsageError(f"{belongs} to --launcher {implied}, not to {launcher}", next_step="leave one of them out")
         if launcher == "ssh" and not listed:
             raise UsageError("--launcher ssh needs the hosts", next_step="such as --hosts a,b")
-        if launcher == "ray" and not others["ray_address"]:
-            others["ray_address"] = "auto"
+        if launcher == "ray" and not settings["ray_address"]:
+            settings["ray_address"] = "auto"
         check_hosts(listed)
         for name in () if listed else ("rendezvous", "remote_python", "remote_folder"):
-            if others.get(name):
+            if settings.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is for trainings on other hosts", next_step="leave it out, or --hosts a,b")
-        check_address(others["ray_address"])
-        meeting_point(others.get("rendezvous", ""))
+        check_address(settings["ray_address"])
+        meeting_point(settings.get("rendezvous", ""))
         return cls(
             launcher=launcher or implied,
             hosts=listed,
             ssh_command=tuple(words("--ssh-command", ssh_command)) or ("ssh",),
-            **others,
+            **settings,
         )
 
 

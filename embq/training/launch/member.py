@@ -71,7 +71,7 @@ def _is_of(folder: Path, pid: int) -> bool:
         return True
 
 
-def alone(module: str) -> NoReturn:
+def run_module(module: str) -> NoReturn:
     """Run a module that a user's own python, torchrun or srun has started; each process prints its own error."""
     if TORCHRUN in os.environ:
         die_with_parent()

@@ -34,8 +34,8 @@ class Outcome:
     Attributes:
         rank: among all processes of the training; -1 for a launcher.
         status: exit status of its `main`.
-        code: failure code; "" where it ended well.
-        message: what happened; "" where nothing was raised.
+        code: failure code; "" if it ended well.
+        message: what happened; "" if nothing was raised.
         next_step: what the user can do.
         traceback: of an exception that is none of embq's.
         host: where it ran.

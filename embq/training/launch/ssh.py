@@ -123,7 +123,7 @@ def _checked(
     """
     name, port = meeting_point(where.rendezvous)
     greeting = secrets.token_hex(8)  # shows the others that the first host answers
-    hosts[0].ask(Question(inputs=inputs, listen=port, greeting=greeting))
+    hosts[0].send_question(Question(inputs=inputs, listen=port, greeting=greeting))
     first = hosts[0].answer(where.remote_python)
     _check(where, hosts[0].host, first, first)
     if not first.port:
@@ -134,7 +134,7 @@ def _checked(
         )
     rendezvous = f"{name or address}:{first.port}"
     for connection in hosts[1:]:
-        connection.ask(Question(inputs=inputs, reach=rendezvous, greeting=greeting))
+        connection.send_question(Question(inputs=inputs, reach=rendezvous, greeting=greeting))
     reports = [first, *(connection.answer(where.remote_python) for connection in hosts[1:])]
     for connection, report in zip(hosts, reports, strict=True):
         _check(where, connection.host, report, first)
@@ -171,9 +171,9 @@ def _check(where: Where, host: str, report: HostReport, first: HostReport) -> No
         )
     if report.missing:
         name, why = report.missing[0]
-        more = f", and {len(report.missing) - 1} more" if len(report.missing) > 1 else ""
+        further = f", and {len(report.missing) - 1} more" if len(report.missing) > 1 else ""
         raise InputError(
-            f"{host} cannot read {name} in {where.remote_folder}: {why}{more}",
+            f"{host} cannot read {name} in {where.remote_folder}: {why}{further}",
             next_step="put the shards where every host finds them under the same name: a shared folder, or "
             "`embq shards serve` and an http:// URL",
             code="host_lacks",

@@ -72,7 +72,7 @@ class HostConnection:
         if lines is self._process.stdout:
             self._answers.put(None)
 
-    def ask(self, question: Question) -> None:
+    def send_question(self, question: Question) -> None:
         """Send a question."""
         self._send(json.dumps(asdict(question)))
 

@@ -51,7 +51,7 @@ def listener(port: int) -> socket.socket:
     Args:
         port: 0 for a free one.
 
-    Raises OSError where another program has it.
+    Raises OSError if another program has it.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6)

@@ -1,7 +1,7 @@
 """torchrun with embq's outcome files: `python -m embq.training.launch.torchrun FLAGS`, with torchrun's own flags.
 
 torchrun's stores listen on all addresses of the machine without authentication, and torchrun unpickles what it reads in
-its own, so whoever reaches the port runs code. With --standalone, torchrun's own store is therefore in memory, where no
+its own, so any client of the port can run code. With --standalone, torchrun's own store is therefore in memory where no
 other process needs it, and that of the training listens on the loopback alone.
 
 torchrun itself prints nothing. A process that a signal ended, or a failure of torchrun, becomes an outcome beside those
@@ -123,14 +123,14 @@ def stay_on_loopback() -> None:
             port: int,
             world_size: int | None = None,
             is_master: bool = False,
-            **more: Any,
+            **options: Any,
         ) -> None:
             if is_master:
                 listening = socket.create_server((LOOPBACK, port))
                 port = listening.getsockname()[1]
-                more = {**more, "master_listen_fd": listening.detach(), "use_libuv": True}
+                options = {**options, "master_listen_fd": listening.detach(), "use_libuv": True}
                 host_name = LOOPBACK
-            super().__init__(host_name, port, world_size, is_master, **more)
+            super().__init__(host_name, port, world_size, is_master, **options)
 
     distributed.TCPStore = rendezvous.TCPStore = LoopbackStore
 

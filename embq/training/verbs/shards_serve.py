@@ -45,7 +45,7 @@ def command(folder: str, host: str, port: int) -> None:
             serve(answers, listener, announce=lambda url: log.info("listening", url=url))
             return
         if not is_loopback(host):
-            click.echo(f"warning: whoever reaches {host} may read: there is no password", err=True)
+            click.echo(f"warning: anyone who reaches {host} can read: there is no password", err=True)
         serve(answers, listener, announce=lambda url: click.echo("\n".join(_announcement(url, folder))))
 
 

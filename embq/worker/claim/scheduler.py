@@ -117,7 +117,7 @@ class Scheduler:
         return None
 
     def another(self, turn: Turn, *, spent_s: float, idle: bool) -> Turn | None:
-        """At the end of a slice: the turn of another model, for which the process must change; None where it stays.
+        """At the end of a slice: the turn of another model, for which the process must change; None if it stays.
 
         Where it stays, its own turn goes on for another slice.
 

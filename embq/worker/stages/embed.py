@@ -35,8 +35,8 @@ class InFlight(NamedTuple):
 
 
 class EmbedStage:
-    """Gathers samples until a window of them waits or nothing more comes, embeds it pass by pass, and gives the rows
-    back to their units.
+    """Gathers samples until a window of them waits or no more come, embeds it pass by pass, and returns the rows to
+    their units.
 
     Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the one before
     are asked for.

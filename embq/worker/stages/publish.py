@@ -322,7 +322,7 @@ class PublishStage(Publisher):
             if isinstance(path, ObjectPath):
                 with TemporaryFile(dir=spool_folder()) as spool:
                     digest = self._write(result, spool)
-                    spool.seek(0)  # which some systems share with whoever opens the descriptor
+                    spool.seek(0)  # which some systems share with any opener of the descriptor
                     path.upload(Path(f"/dev/fd/{spool.fileno()}"))
             else:
                 name = f"{folder.name}/{path.name}"

@@ -148,7 +148,7 @@ class ServedModel:
         self._metrics.gauges["embq_model_ready"].labels(self.name).set(1)
 
     def stop(self) -> None:
-        """End the threads, after the pass in hand; whoever still waits gets an error."""
+        """End the threads, after the pass in hand; requests that still wait get an error."""
         self._close(HttpError("the server stops", code="stopping", next_step="ask again", status=503, retry_after_s=1))
         self._thread.join()
         self._pool.shutdown()

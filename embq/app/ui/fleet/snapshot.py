@@ -54,7 +54,7 @@ class Source(Protocol):
         ...
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
-        """The record of a run, and the broker where it is at work; None for another run."""
+        """The record of a run, and the broker if it is at work; None for another run."""
         ...
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class RunView:
     Attributes:
         recent: (rows, seconds) committed in the last ten minutes, see `CommitPace`; None if not known yet.
         root: its output folder if it can be read here.
-        client: the broker where it is at work.
+        client: the broker if it is at work.
         needs_bytes: for the rows that are left; None if unknown.
         local: see `Source`.
     """
@@ -198,7 +198,7 @@ class Sampler:
         return list(self._rates.get(run, ()))
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
-        """The record of a run, and the broker where it is at work; None if no source knows it."""
+        """The record of a run, and the broker if it is at work; None if no source knows it."""
         return next((entry for source in self.sources if (entry := source.registered(run)) is not None), None)
 
     def stop(self) -> None:

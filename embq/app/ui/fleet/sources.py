@@ -50,7 +50,7 @@ class SeenRun:
     Attributes:
         pace: of its commits.
         root: its output folder if it can be read here.
-        client: the broker where it is at work; None without one.
+        client: the broker if it is at work; None without one.
     """
 
     progress: RunProgress

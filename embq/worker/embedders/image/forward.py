@@ -178,7 +178,7 @@ def compiled(encode: Encode, batch: torch.Tensor, limit_s: float) -> Encode:
         try:
             with using(batch.device), torch.inference_mode():
                 encoder(batch)
-        except Exception as error:  # noqa: BLE001 - thread boundary: raised again by whoever waits
+        except Exception as error:  # noqa: BLE001 - thread boundary: raised again in the waiting thread
             failed.append(error)
 
     thread = threading.Thread(target=first, name="compile", daemon=True)
