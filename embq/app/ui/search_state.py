@@ -76,16 +76,6 @@ class SearchState:
         return bool(self.text or self.image or self.id is not None or self.like)
 
     @property
-    def name(self) -> str:
-        """Name of the index; "" for the first one."""
-        return self.index.rpartition(":")[0]
-
-    @property
-    def modality(self) -> str:
-        """Modality of the index."""
-        return self.index.rpartition(":")[2]
-
-    @property
     def fields(self) -> list[tuple[str, object]]:
         """Names and values of the address; a form that adds to the state sends them too."""
         fields: list[tuple[str, object]] = [

@@ -7,8 +7,8 @@ from starlette.routing import BaseRoute, Mount
 from embq.app.serving.app import Serving
 from embq.app.ui.fleet.failed_samples import FailedSamples
 from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.map.page import map_routes
-from embq.app.ui.rendering import static_files
+from embq.app.ui.map.page import MapPage
+from embq.app.ui.rendering import HERE, StaticFilesOfPages
 from embq.app.ui.search_page import SearchPage
 from embq.app.ui.thumbnails.routes import thumbnails_of
 
@@ -27,8 +27,8 @@ class Site:
         failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *(*search.routes, *self._thumbnails.routes, *fleet.routes, *failed.routes),
-            *map_routes(serving, fleet.permission),
-            Mount("/static", static_files()),
+            *MapPage(serving, fleet.permission).routes,
+            Mount("/static", StaticFilesOfPages(directory=HERE / "static")),
         ]
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from embq.app.status.commit_pace import written_at
-from embq.app.ui.fleet.snapshot import RunView
+from embq.app.ui.fleet.sources import RunView
 from embq.app.ui.fleet.unit_map import UnitMap
 from embq.core.queue.ledger import Ledger
 from embq.core.run import generations

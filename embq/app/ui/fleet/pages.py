@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import anyio
@@ -22,7 +21,8 @@ from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
 from embq.app.ui.fleet.run_list import RunQuery, titles_of
-from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
+from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
+from embq.app.ui.fleet.sources import RunView, Source
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.core.errors import EmbqError, command_line
 from embq.core.run.layout import Layout
@@ -34,21 +34,6 @@ KEPT = 16
 """Runs whose failure groups are in memory."""
 MOST_LINES = 100
 """Of the log of each service."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedSample:
-    """A sample that stands for its failure group.
-
-    Attributes:
-        root: output folder of its run.
-    """
-
-    root: Place
-    unit_id: str
-    ordinal: int
-    key: str
-    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +49,6 @@ class Groups:
     groups: Sequence[dict[str, Any]] = ()
     total: int = 0
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailuresView:
-    """What the template of the failures of a run shows."""
-
-    failures: Groups
-    run: str
-    may_act: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FleetView:
-    """What the templates of the fleet and of a run show.
-
-    Attributes:
-        parts: HTML by the name of its place.
-        run, title: "" on the page of the fleet.
-        query: which runs the page of the fleet shows.
-    """
-
-    parts: dict[str, str]
-    run: str
-    title: str
-    query: RunQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +79,7 @@ class FleetPages:
         self._fragments = Fragments(self._histories)
         self._live = Live(self._sampler, self._fragments)
         self.permission = Permission(allowed=allow_actions)
-        self._groups = _FailureGroups()
+        self._groups, self._turn = lru_cache(KEPT)(_groups), anyio.CapacityLimiter(1)
         self.token = self.permission.token
         actions = Actions(self._sampler, self.permission)
         self.routes = [
@@ -149,8 +109,8 @@ class FleetPages:
         may_act = self.permission.holds(request)
         title = titles_of(snapshot.runs)[_run_view(snapshot, run).progress.output] if run else ""
         parts = await anyio.to_thread.run_sync(parts_of, self._fragments, snapshot, run, query, may_act)
-        view = FleetView(parts or {}, run, title, query)
-        return page(request, "fleet/run.html" if run else "fleet/page.html", view)
+        template = "fleet/run.html" if run else "fleet/page.html"
+        return page(request, template, parts=parts or {}, run=run, title=title, query=query)
 
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
@@ -178,11 +138,11 @@ class FleetPages:
         """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
         may_act = self.permission.holds(request)
         try:
-            view = await self._view(request.path_params["run"])
-            groups = await anyio.to_thread.run_sync(self._groups.of, view)
+            _, groups = await self._failures(request.path_params["run"])
         except EmbqError as error:
             groups = Groups(why=error.message)
-        return page(request, "fleet/failures.html", FailuresView(groups, request.path_params["run"], may_act))
+        run = request.path_params["run"]
+        return page(request, "fleet/failures.html", failures=groups, run=run, may_act=may_act)
 
     async def logs(self, request: Request) -> Response:
         """GET /ui/fleet/logs/{run}: the last lines of each service of an `embq run`, as HTML."""
@@ -193,17 +153,27 @@ class FleetPages:
             logs = LogsView(why=f"{error.message}; {error.next_step}")
         except OSError as error:
             logs = LogsView(why=f"The logs cannot be read: {error.strerror}")
-        return page(request, "fleet/logs.html", logs)
+        return page(request, "fleet/logs.html", view=logs)
 
-    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
-        """A sample that a failure group of a run shows. Raises HttpError if none does."""
-        view = await self._view(run)
-        groups = await anyio.to_thread.run_sync(self._groups.of, view)
+    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> tuple[Place, str, str]:
+        """Output folder, key and code of a sample that a failure group of a run shows; HttpError if none does."""
+        root, groups = await self._failures(run)
         for group in groups.groups:
             for example in group["examples"][:1]:
-                if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
-                    return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
+                if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and root is not None:
+                    return root, example["key"], group["code"]
         raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
+
+    async def _failures(self, run: str) -> tuple[Place | None, Groups]:
+        """Output folder and failure groups of a run, read again when it has others; one run is read at a time."""
+        view = await self._view(run)
+        if view.root is None:
+            return None, Groups(
+                why="The output folder is not on this machine; embq failures OUT lists them where it is."
+            )
+        at = (run, view.progress.done, view.progress.quarantined, view.progress.rows)
+        read = partial(self._groups, view.root, view.progress.failures, at)
+        return view.root, await anyio.to_thread.run_sync(read, limiter=self._turn)
 
     async def _first(self) -> FleetSnapshot:
         snapshot = self._sampler.latest() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
@@ -233,24 +203,6 @@ def _run_view(snapshot: FleetSnapshot, run: str) -> RunView:
             raise HttpError(f"{why}: {snapshot.troubles[0]}", code="no_run", next_step="load it again then", status=503)
         raise HttpError(why, code="no_run", next_step="the fleet page lists the runs that are here", status=404)
     return view
-
-
-class _FailureGroups:
-    """Failure groups of runs, read again when the run has others. Thread-safe; one run is read at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._read = lru_cache(KEPT)(_groups)
-
-    def of(self, view: RunView) -> Groups:
-        """The groups of a run; raises as `standing_failures` does."""
-        progress = view.progress
-        if view.root is None:
-            why = "The output folder is not on this machine; embq failures OUT lists them where it is."
-            return Groups(why=why)
-        with self._lock:
-            at = (progress.run, progress.done, progress.quarantined, progress.rows)
-            return self._read(view.root, progress.failures, at)
 
 
 def _logs(view: RunView) -> LogsView:

@@ -89,13 +89,16 @@ class Thumbnails:
 
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
 
-    def of(self, data: bytes) -> bytes:
+    def of(self, data: bytes, side: int = SIDE_PX) -> bytes:
         """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` if none can be made."""
         try:
-            return self._decoders.thumbnail(data, SIDE_PX)
+            return self._decoders.thumbnail(data, side)
         except SampleError as error:
-            raise no_thumbnail(
-                f"the image cannot be decoded: {error.message} ({error.code})", "use another image", code="bad_image"
+            raise HttpError(
+                f"the image cannot be decoded: {error.message} ({error.code})",
+                next_step="use another image, or look at it in the input of the run",
+                code="bad_image",
+                status=404,
             ) from error
 
     def start(self) -> None:
@@ -175,14 +178,7 @@ class Thumbnails:
             raise no_thumbnail(f"its image cannot be read: {error.strerror or error}", "see the disk") from error
         if not side:
             return data
-        try:
-            thumbnail = self._decoders.thumbnail(data, side)
-        except SampleError as error:
-            raise no_thumbnail(
-                f"its image cannot be decoded: {error.message} ({error.code})",
-                "look at the image in the input of the run",
-                code="bad_image",
-            ) from error
+        thumbnail = self.of(data, side)
         self._cache.put(name, thumbnail)
         return thumbnail
 
