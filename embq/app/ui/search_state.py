@@ -100,14 +100,6 @@ class SearchState:
         """The state after a change, at its first result, without the details of a row."""
         return replace(self, **{"offset": 0, "row": None, **changes})
 
-    def details(self, id_: int | None) -> SearchState:
-        """The state with the details of a row, or without."""
-        return replace(self, row=id_)
-
-    def without(self, condition: str) -> SearchState:
-        """The state without a condition."""
-        return self.with_(where=tuple(other for other in self.where if other != condition))
-
     def only(self, id_: int) -> SearchState:
         """A search for rows like one, in the same index under the same conditions."""
         return SearchState(index=self.index, where=self.where, id=id_)

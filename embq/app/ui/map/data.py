@@ -87,7 +87,8 @@ class LoadedMap:
         self._at = np.stack([table["x"].to_numpy(), table["y"].to_numpy()], axis=1)
         shown = np.random.default_rng(0).choice(len(self._ids), min(MOST_SHOWN, len(self._ids)), replace=False)
         self._shown = np.sort(shown)
-        self.columns = ["cluster", "source", *_columns_of_metadata(path)]
+        own = {*OWN, "metadata"}
+        self.columns = ["cluster", "source", *(name for name in pq.read_schema(path).names if name not in own)]
         self._colours = lru_cache(MOST_HELD)(self._read_colours)
         self._lock = threading.Lock()
 
@@ -174,10 +175,6 @@ def inside(at: np.ndarray, polygon: np.ndarray) -> np.ndarray:
             odd ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
     mask[near] = odd
     return mask
-
-
-def _columns_of_metadata(path: Path) -> list[str]:
-    return [name for name in pq.read_schema(path).names if name not in OWN and name != "metadata"]
 
 
 def _colours(values: pa.ChunkedArray) -> Colours:

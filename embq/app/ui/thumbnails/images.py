@@ -27,6 +27,7 @@ import numpy as np
 from embq.core.errors import EmbqError, OutsideError, SampleError, SourceError
 from embq.core.process.limits import decoded_bytes
 from embq.core.rows.results import clean_text
+from embq.core.settings import cache_folder, input_limits
 from embq.core.storage import beneath
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
@@ -64,17 +65,19 @@ TEXT_KINDS = ("hdf5", "jsonl", "lines")
 
 
 class Images:
-    """Reads encoded images. Thread-safe.
+    """Reads encoded images, within the roots and hosts of the settings. Thread-safe.
 
-    Args:
-        roots: folders and URLs that inputs may lie in, as EMBQ_ROOTS has them.
-        reach: hosts that may be read from.
-        folder: for unnamed files.
+    Attributes:
+        folder: of thumbnails and of unnamed files.
+
+    Raises ConfigError for a setting that cannot be used.
     """
 
-    def __init__(self, roots: tuple[str, ...], reach: Reach, folder: Path) -> None:
-        self._roots, self._reach = roots, reach
-        self._shards = _Shards(self._read_whole, folder)
+    def __init__(self) -> None:
+        self._roots, private_hosts = input_limits()
+        self._reach = Reach.of(self._roots, private_hosts)
+        self.folder = cache_folder() / "thumbnails"
+        self._shards = _Shards(self._read_whole, self.folder)
         memory = min(READER_BYTES, decoded_bytes())
         self._readers: queue.LifoQueue[Process] = queue.LifoQueue()
         self._all = [Process(command(READ_IDLE_S), memory_bytes=memory) for _ in range(READERS)]

@@ -26,8 +26,7 @@ from embq.app.ui.thumbnails.finder import Finder, Origin, no_thumbnail
 from embq.app.ui.thumbnails.images import Images
 from embq.app.ui.thumbnails.look_ahead import LookAhead
 from embq.core.errors import EmbqError, SampleError, SourceError
-from embq.core.settings import cache_folder, input_limits, thumbnail_cache_bytes
-from embq.sources.access.allowed_hosts import Reach
+from embq.core.settings import thumbnail_cache_bytes
 
 if TYPE_CHECKING:
     from embq.indexer.collection.collection import Collection
@@ -62,29 +61,18 @@ _HEADERS = {
 }
 
 
-def thumbnails_of(indices: Indices) -> Thumbnails:
-    """Thumbnails of the served indexes; the environment bounds what is read.
-
-    Raises ConfigError for a setting that cannot be used.
-    """
-    roots, private_hosts = input_limits()
-    folder = cache_folder() / "thumbnails"
-    images = Images(roots, Reach.of(roots, private_hosts), folder)
-    return Thumbnails(indices, images, Decoders(), ThumbnailCache(folder, thumbnail_cache_bytes()))
-
-
 class Thumbnails:
-    """Makes thumbnails of rows.
+    """Makes thumbnails of rows of the served indexes. Raises ConfigError for a setting that cannot be used.
 
     Attributes:
         images: reads them.
     """
 
-    def __init__(self, indices: Indices, images: Images, decoders: Decoders, cache: ThumbnailCache) -> None:
-        self._indices, self.images, self._decoders, self._cache = indices, images, decoders, cache
-        self._finder = Finder()
+    def __init__(self, indices: Indices) -> None:
+        self._indices, self.images, self._decoders, self._finder = indices, Images(), Decoders(), Finder()
+        self._cache = ThumbnailCache(self.images.folder, thumbnail_cache_bytes())
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
-        self._ahead = LookAhead(indices, images, is_busy=lambda: self._reads.borrowed_tokens > 0)
+        self._ahead = LookAhead(indices, self.images, is_busy=lambda: self._reads.borrowed_tokens > 0)
         self._made_by = f"{FORM} {_version('pillow')}"
 
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
