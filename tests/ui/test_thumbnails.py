@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -456,6 +458,11 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(serve: Serve, served: S
 
 
 # --- processes ---
+
+
+def test_the_pages_need_no_pillow() -> None:
+    without = "import sys; sys.modules['PIL'] = None; import embq.app.ui.site"
+    subprocess.run([sys.executable, "-c", without], check=True, timeout=120)
 
 
 def test_a_killed_decoder_is_replaced(served: Serve, tmp_path: Path) -> None:
