@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -272,19 +274,37 @@ def test_bombs_and_files_that_are_no_images_are_errors_and_the_next_image_is_sho
 # --- form ---
 
 
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_thumbnail_is_upright_by_its_exif(orientation: int) -> None:
+def test_a_thumbnail_is_upright_by_its_exif(orientation: int, kind: str) -> None:
     upright = Image.new("RGB", (600, 400), (20, 20, 200))
     upright.paste((250, 250, 250), (0, 0, 150, 100))
     undo = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
-    turned = upright if undo == 1 else upright.transpose(decoder_process.TURNS[undo])
+    turned = upright if undo == 1 else upright.transpose(TURNS[undo])
     exif = Image.Exif()
     exif[0x0112] = orientation
-    found = pixels(decoder_process.thumbnail(encoded(turned, "JPEG", exif=exif), 320))
+    found = pixels(decoder_process.thumbnail(encoded(turned, kind, exif=exif), 320))
     assert found.shape == (213, 320, 3)
     assert found[10, 10].min() > 235
     assert found[200, 10].max() < 230
     assert found[10, 300].min() < 40
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_an_image_with_damaged_exif_is_shown_as_it_lies() -> None:
+    for damaged in (b"Exif\0\0II*\0\x08\0\0\0\x09\0", b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x07"):
+        assert pixels(decoder_process.thumbnail(encoded(photograph(), "JPEG", exif=damaged), 320)).shape[1] == 320
 
 
 def test_what_is_transparent_is_white_and_nothing_but_pixels_is_taken_over() -> None:
@@ -438,6 +458,11 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(serve: Serve, served: S
 
 
 # --- processes ---
+
+
+def test_the_pages_need_no_pillow() -> None:
+    without = "import sys; sys.modules['PIL'] = None; import embq.app.ui.site"
+    subprocess.run([sys.executable, "-c", without], check=True, timeout=120)
 
 
 def test_a_killed_decoder_is_replaced(served: Serve, tmp_path: Path) -> None:

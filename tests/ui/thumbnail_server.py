@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from embq.app.serving.app import Serving, application
 from embq.app.serving.middleware import AccessRules
-from embq.app.ui.thumbnails.routes import Thumbnails, thumbnails_of
+from embq.app.ui.thumbnails.routes import Thumbnails
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
 SIZE = (800, 500)
@@ -65,7 +65,7 @@ class Pages:
     """A site of thumbnails alone."""
 
     def __init__(self, serving: Serving) -> None:
-        self.thumbnails = thumbnails_of(serving.indices)
+        self.thumbnails = Thumbnails(serving.indices)
         self.routes = self.thumbnails.routes
 
     def start(self) -> None:

@@ -15,7 +15,6 @@ from embq.app.searching.embedding import QueryEmbedder
 from embq.app.searching.local import checked_vector, open_index, results_of
 from embq.app.searching.query import Result, not_embedded, read_image
 from embq.core.errors import EmbqError, InputError, SampleError, UsageError
-from embq.core.settings import cache_folder, input_limits
 from embq.indexer.filter.condition import read_conditions
 
 PICTURE_PX = 160
@@ -125,11 +124,8 @@ class _Pictures:
         from embq.app.ui.thumbnails.decoder import Decoders
         from embq.app.ui.thumbnails.finder import Finder
         from embq.app.ui.thumbnails.images import Images
-        from embq.sources.access.allowed_hosts import Reach
 
-        roots, private_hosts = input_limits()
-        self._images = Images(roots, Reach.of(roots, private_hosts), cache_folder() / "thumbnails")
-        self._finder, self._decoders = Finder(), Decoders()
+        self._images, self._finder, self._decoders = Images(), Finder(), Decoders()
 
     def of(self, collection: Any, id_: int, row: dict[str, Any]) -> str:
         """The thumbnail of a row; "" if there is none."""

@@ -79,6 +79,11 @@ class Indices:
             raise _no_modality(name, modality, of_name)
         return index
 
+    def at(self, qualified_name: str) -> ServedIndex | None:
+        """The index with a `qualified_name`; for "" the first one, or None. Raises as `only`."""
+        name, _, modality = qualified_name.rpartition(":")
+        return self.only(name, modality) if qualified_name else next(iter(self.all), None)
+
     def _named(self, name: str, field: str) -> dict[str, ServedIndex]:
         by_name = self._by_name
         if not by_name:

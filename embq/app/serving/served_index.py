@@ -118,6 +118,11 @@ class ServedIndex:
         self.source_rows: int | None = None
 
     @property
+    def qualified_name(self) -> str:
+        """NAME:MODALITY, as addresses of pages have it."""
+        return f"{self.name}:{self.modality}"
+
+    @property
     def version(self) -> VersionInfo:
         """The version that is searched now."""
         return self._open.info

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -23,9 +23,6 @@ from starlette.staticfiles import StaticFiles
 from embq.core.errors import EmbqError
 from embq.core.redaction import masked, printable
 from embq.core.service.progress_line import duration, moment
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 HERE = Path(__file__).parent
 
@@ -86,14 +83,9 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 
 
 def page(
-    request: Request, template: str, view: DataclassInstance, status: int = 200, headers: Mapping[str, str] = {}
+    request: Request, template: str, *, status: int = 200, headers: Mapping[str, str] = {}, **values: Any
 ) -> Response:
-    """A page, or the part of it that a template makes.
-
-    Args:
-        view: its fields are the names of the template, besides `here`, the path of the page.
-    """
-    values = {field.name: getattr(view, field.name) for field in fields(view)}
+    """A page, or the part of it that a template makes of `values`, and of `here`, the path of the page."""
     html = fragment(template, {"here": request.url.path, **values})
     all_headers = {"Cache-Control": "no-store", **SECURITY_HEADERS, **headers}
     return HTMLResponse(html.encode("utf-8", "replace"), status, all_headers)
@@ -122,19 +114,19 @@ class Notice:
 def error_page(request: Request, error: EmbqError, status: int, headers: Mapping[str, str]) -> Response:
     """The page of an error; for htmx the notice alone, which goes into a part of a page."""
     template = "notice.html" if "hx-request" in request.headers else "error.html"
-    return page(request, template, Notice(error.message, error.next_step, bad=True), status, headers)
+    if "hx-target" in request.headers:  # a part with an id stays, with the notice in it
+        headers = {**headers, "HX-Reswap": "innerHTML"}
+    notice = Notice(error.message, error.next_step, bad=True)
+    return page(request, template, status=status, headers=headers, notice=notice)
 
 
 class StaticFilesOfPages(StaticFiles):
-    """The files below `static`, with the headers of the pages."""
+    """The files below a folder, with security headers; arguments as of `StaticFiles`."""
+
+    headers: ClassVar[Mapping[str, str]] = SECURITY_HEADERS
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         """See `StaticFiles`; browsers ask each time whether a file has changed."""
         response = super().file_response(*args, **kwargs)
-        response.headers.update({"Cache-Control": "no-cache", **SECURITY_HEADERS})
+        response.headers.update({"Cache-Control": "no-cache", **self.headers})
         return response
-
-
-def static_files() -> StaticFilesOfPages:
-    """The ASGI application of the files below `static`."""
-    return StaticFilesOfPages(directory=HERE / "static")

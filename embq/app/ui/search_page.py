@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -26,7 +26,6 @@ from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.app.ui.search_state import PAGE, SearchState
 from embq.app.ui.uploaded_images import MOST_IMAGE, UploadedImages
 from embq.core.errors import EmbqError, InputError
-from embq.indexer.filter.columns import ColumnValues
 from embq.indexer.filter.condition import OPS, Condition
 
 TIMING = (("embed_ms", "embedding"), ("filter_ms", "filter"), ("search_ms", "index"), ("rows_ms", "reading"))
@@ -41,6 +40,7 @@ class Results:
         rows: results, best first, by document; or rows to begin with if there is no query.
         timing: (name, milliseconds) of each step.
         total_ms: from the request to the rows.
+        query: that they answer; None if there is none, or it was not answered.
         error: why there are no results.
         waiting: the model is loaded at the moment; the page asks again.
         has_more: whether a further page may have results.
@@ -49,36 +49,10 @@ class Results:
     rows: list[list[Result]]
     timing: list[tuple[str, float]]
     total_ms: float = 0.0
+    query: Query | None = None
     error: EmbqError | None = None
     waiting: bool = False
     has_more: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchView:
-    """What the templates of the page show.
-
-    Attributes:
-        index: that is searched; None if there is none.
-        indices: all of them.
-        columns: that conditions may be about.
-        copies: (tool, command) for the same search elsewhere.
-        takes: kinds of queries that the model of the index embeds, "text" and "image".
-        row: whose details are shown; None for no row.
-        pictures: whether rows may have thumbnails: they are images of a run.
-    """
-
-    state: SearchState
-    results: Results
-    index: ServedIndex | None
-    indices: Sequence[ServedIndex]
-    columns: Sequence[ColumnValues]
-    copies: Sequence[tuple[str, str]]
-    takes: Sequence[str]
-    row: Result | None
-    pictures: bool
-    operators: Sequence[str] = OPS
-    page_size: int = PAGE
 
 
 class SearchPage:
@@ -104,32 +78,35 @@ class SearchPage:
             state = SearchState.from_address(request.query_params)
             if (added := _added_condition(request)) is not None:
                 return RedirectResponse(state.with_(where=(*state.where, added)).href, 303)
-            index = self._index(state)
+            index = self._serving.indices.at(state.index)
             if index is not None and state.row is not None:
                 row = await self._row(index, state.row)
         except EmbqError as error:
-            state, index = SearchState(), self._first()
+            state, index = SearchState(), self._serving.indices.at("")
             results = Results(rows=[], timing=[], error=error)
         else:
             if index is not None and part != "row":
                 results = await self._results(state, index)
         if index is not None:
-            state = replace(state, index=f"{index.name}:{index.modality}")
-        view = SearchView(
+            state = replace(state, index=index.qualified_name)
+        template = {"results": "search_results.html", "row": "search_row.html"}.get(part, "search.html")
+        return page(
+            request,
+            template,
+            status=200 if template != "search.html" or results.error is None else status_of(results.error),
+            headers={"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part == "results" else {}),
             state=state,
             results=results,
             index=index,
             indices=self._serving.indices.all,
             columns=await self._serving.search.columns(index.name, index.modality) if index is not None else (),
-            copies=_copies(str(request.base_url).rstrip("/"), state) if state.has_query else (),
+            copies=_copies(str(request.base_url).rstrip("/"), results.query, state.where) if results.query else (),
             takes=self._takes(index.version) if index is not None else (),
             row=row,
             pictures=index is not None and index.modality == "image" and index.version.recipe is not None,
+            operators=OPS,
+            page_size=PAGE,
         )
-        template = {"results": "search_results.html", "row": "search_row.html"}.get(part, "search.html")
-        status = 200 if template != "search.html" or results.error is None else status_of(results.error)
-        headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part == "results" else {})
-        return page(request, template, view, status, headers)
 
     async def upload(self, request: Request) -> Response:
         """Keep an image for a query; answers its token."""
@@ -143,14 +120,6 @@ class SearchPage:
         data = await anyio.to_thread.run_sync(self._preview, self._images.find(request.path_params["token"]))
         headers = {**SECURITY_HEADERS, "Cache-Control": "private, max-age=3600"}
         return Response(data, media_type="image/jpeg", headers=headers)
-
-    def _first(self) -> ServedIndex | None:
-        return next(iter(self._serving.indices.all), None)
-
-    def _index(self, state: SearchState) -> ServedIndex | None:
-        if not state.index:
-            return self._first()
-        return self._serving.indices.only(state.name, state.modality)
 
     def _takes(self, version: VersionInfo) -> tuple[str, ...]:
         """Kinds of queries that can be embedded: none without a model."""
@@ -183,20 +152,19 @@ class SearchPage:
                 )
             if (state.text or state.image) and self._serving.models.state(index.version) == "loading":
                 return Results(rows=[], timing=[], waiting=True)
-            answer = await self._serving.search.search(
-                Query(
-                    text=state.text or None if not state.image else None,
-                    image=self._images.find(state.image) if state.image else None,
-                    id=state.id if not (state.text or state.image) else None,
-                    like=state.like,
-                    unlike=state.unlike,
-                    where=conditions,
-                    k=PAGE,
-                    offset=state.offset,
-                    index=index.name,
-                    modality=index.modality,
-                )
+            query = Query(
+                text=state.text or None if not state.image else None,
+                image=self._images.find(state.image) if state.image else None,
+                id=state.id if not (state.text or state.image) else None,
+                like=state.like,
+                unlike=state.unlike,
+                where=conditions,
+                k=PAGE,
+                offset=state.offset,
+                index=index.name,
+                modality=index.modality,
             )
+            answer = await self._serving.search.search(query)
         except EmbqError as error:
             return Results(rows=[], timing=[], error=error)
         timing = [(name, answer.timing[field]) for field, name in TIMING if answer.timing[field]]
@@ -205,6 +173,7 @@ class SearchPage:
             rows=by_document(rows),
             timing=timing,
             total_ms=1000 * (time.perf_counter() - began),
+            query=query,
             has_more=len(rows) == PAGE and state.offset + 2 * PAGE <= MOST_RESULTS,
         )
 
@@ -225,42 +194,16 @@ def _added_condition(request: Request) -> str | None:
     return f"{column} {operator} {value}" if column and operator in OPS else None
 
 
-def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
-    """(tool, command) for the search of the page in other tools."""
-    body: dict[str, Any] = {"index": state.name, "modality": state.modality, "k": PAGE}
-    body |= {"offset": state.offset} if state.offset else {}
-    body |= {"like": state.like} if state.like else {}
-    body |= {"unlike": state.unlike} if state.unlike else {}
-    body |= {"where": [condition.describe() for condition in _parsed(state.where)]} if state.where else {}
-    python: list[str] = [f"k={PAGE}", f"name={state.name!r}"]
-    shell = ["embq", "search", server]
-    if state.image:
-        body["image"] = "IMAGE IN BASE64"
-        python.insert(0, 'image="FILE"')
-        shell += ["--image", "FILE"]
-    elif state.text:
-        body["text"] = state.text
-        python.insert(0, repr(state.text))
-        shell.append(state.text)
-    elif state.id is not None:
-        body["id"] = state.id
-        python.insert(0, f"id={state.id}")
-        shell += ["--id", str(state.id)]
-    for name, ids in (("like", state.like), ("unlike", state.unlike)):
-        python += [f"{name}={list(ids)}"] if ids else []
-        shell += [part for id_ in ids for part in (f"--{name}", str(id_))]
-    python += [f"where={list(state.where)!r}"] if state.where else []
-    shell += [part for condition in state.where for part in ("--where", condition)]
-    shell += ["-k", str(PAGE), "--index", state.name]
+def _copies(server: str, query: Query, where: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(tool, command) for the search of the page in other tools; `where` has its conditions as texts."""
+    body = replace(query, image=None).to_json() | ({"image": "IMAGE IN BASE64"} if query.image else {})
     curl = f"curl -s {shlex.quote(server + '/search')} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
-    call = f"import embq\n\nembq.search({', '.join([repr(server), *python])})"
-    return [("curl", curl), ("Python", call), ("CLI", shlex.join(shell))]
-
-
-def _parsed(where: tuple[str, ...]) -> list[Condition]:
-    """The conditions that can be parsed; the page shows the error of the others."""
-    conditions = []
-    for text in where:
-        with suppress(EmbqError):
-            conditions.append(Condition.parse(text))
-    return conditions
+    text = [query.text] if query.text else []
+    options: dict[str, Any] = {"image": ["FILE"] if query.image else [], "id": [] if query.id is None else [query.id]}
+    lists = {"like": query.like, "unlike": query.unlike, "where": where}
+    named = {name: values[0] for name, values in options.items() if values}
+    named |= {"k": query.k, "name": query.index} | {name: list(values) for name, values in lists.items() if values}
+    call = ", ".join([*map(repr, [server, *text]), *(f"{name}={value!r}" for name, value in named.items())])
+    pairs = [(f"--{name}", str(value)) for name, values in (options | lists).items() for value in values]
+    shell = ["embq", "search", server, *text, *chain(*pairs), "-k", str(query.k), "--index", query.index]
+    return [("curl", curl), ("Python", f"import embq\n\nembq.search({call})"), ("CLI", shlex.join(shell))]

@@ -76,16 +76,6 @@ class SearchState:
         return bool(self.text or self.image or self.id is not None or self.like)
 
     @property
-    def name(self) -> str:
-        """Name of the index; "" for the first one."""
-        return self.index.rpartition(":")[0]
-
-    @property
-    def modality(self) -> str:
-        """Modality of the index."""
-        return self.index.rpartition(":")[2]
-
-    @property
     def fields(self) -> list[tuple[str, object]]:
         """Names and values of the address; a form that adds to the state sends them too."""
         fields: list[tuple[str, object]] = [
@@ -109,14 +99,6 @@ class SearchState:
     def with_(self, **changes: Any) -> SearchState:
         """The state after a change, at its first result, without the details of a row."""
         return replace(self, **{"offset": 0, "row": None, **changes})
-
-    def details(self, id_: int | None) -> SearchState:
-        """The state with the details of a row, or without."""
-        return replace(self, row=id_)
-
-    def without(self, condition: str) -> SearchState:
-        """The state without a condition."""
-        return self.with_(where=tuple(other for other in self.where if other != condition))
 
     def only(self, id_: int) -> SearchState:
         """A search for rows like one, in the same index under the same conditions."""

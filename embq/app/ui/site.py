@@ -7,10 +7,10 @@ from starlette.routing import BaseRoute, Mount
 from embq.app.serving.app import Serving
 from embq.app.ui.fleet.failed_samples import FailedSamples
 from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.map.page import map_routes
-from embq.app.ui.rendering import static_files
+from embq.app.ui.map.page import MapPage
+from embq.app.ui.rendering import HERE, StaticFilesOfPages
 from embq.app.ui.search_page import SearchPage
-from embq.app.ui.thumbnails.routes import thumbnails_of
+from embq.app.ui.thumbnails.routes import Thumbnails
 
 
 class Site:
@@ -22,13 +22,13 @@ class Site:
 
     def __init__(self, serving: Serving, fleet: FleetPages) -> None:
         self._fleet = fleet
-        self._thumbnails = thumbnails_of(serving.indices)
+        self._thumbnails = Thumbnails(serving.indices)
         search = SearchPage(serving, self._thumbnails.of)
         failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *(*search.routes, *self._thumbnails.routes, *fleet.routes, *failed.routes),
-            *map_routes(serving, fleet.permission),
-            Mount("/static", static_files()),
+            *MapPage(serving, fleet.permission).routes,
+            Mount("/static", StaticFilesOfPages(directory=HERE / "static")),
         ]
 
     def start(self) -> None:

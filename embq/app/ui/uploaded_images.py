@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import OrderedDict
 
 from embq.app.serving.http_errors import HttpError
@@ -16,37 +15,31 @@ MOST_HELD = 64 * 2**20
 
 
 class UploadedImages:
-    """Bytes by token. The token is a hash of the bytes, so the same image has the same address."""
+    """Bytes by token, for one event loop. The token is a hash of the bytes, so the same image has the same address."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
 
     def hold(self, data: bytes) -> str:
         """Keep an image; returns its token."""
         token = hashlib.sha256(data).hexdigest()[:32]
-        with self._lock:
-            if token not in self._held:
-                self._bytes += len(data)
-            self._held[token] = data
-            self._held.move_to_end(token)
-            while self._bytes > MOST_HELD:
-                _, oldest = self._held.popitem(last=False)
-                self._bytes -= len(oldest)
+        self._bytes += 0 if token in self._held else len(data)
+        self._held[token] = data
+        self._held.move_to_end(token)
+        while self._bytes > MOST_HELD:
+            _, oldest = self._held.popitem(last=False)
+            self._bytes -= len(oldest)
         return token
 
     def find(self, token: str) -> bytes:
         """The image of a token; HttpError `image_gone` if it is not held any more."""
-        with self._lock:
-            data = self._held.get(token)
-            if data is not None:
-                self._held.move_to_end(token)
-        if data is None:
+        if token not in self._held:
             raise HttpError(
                 "the server does not hold this image any more",
                 code="image_gone",
                 next_step="drop, paste or choose it again",
                 status=404,
             )
-        return data
+        self._held.move_to_end(token)
+        return self._held[token]

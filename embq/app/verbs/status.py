@@ -140,7 +140,7 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
     source = FolderSource(folder.resolve())
 
     def poll() -> Overview:
-        runs = [seen_run.progress for seen_run in source.poll().runs]
+        runs = [view.progress for view in source.poll(time.time()).runs]
         return Overview(runs=runs, of_broker=False, unreadable=[*source.unreadable.values()])
 
     overview = poll()

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import embq
+from embq.app.serving.app import read_body
 from embq.app.serving.http_errors import HttpError
 from embq.app.status.run_control import request as request_state
 from embq.app.ui.fleet.snapshot import Sampler
@@ -93,7 +94,7 @@ class Actions:
 
     def __init__(self, sampler: Sampler, permission: Permission) -> None:
         self._sampler, self._permission = sampler, permission
-        self._limit: anyio.CapacityLimiter | None = None
+        self._limit = anyio.CapacityLimiter(AT_ONCE)
 
     async def act(self, request: Request) -> Response:
         """POST /ui/runs/{run}/{verb}: a notice. Raises EmbqError if nothing was done."""
@@ -103,8 +104,7 @@ class Actions:
             raise HttpError(f"there is no action {verb[:20]!r}", code="no_such_route", status=404)
         form = await _form(request)
         work = partial(self._retry, run, form) if verb == "retry" else partial(self._control, run, verb)
-        self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
-        return page(request, "notice.html", await anyio.to_thread.run_sync(work, limiter=self._limit))
+        return page(request, "notice.html", notice=await anyio.to_thread.run_sync(work, limiter=self._limit))
 
     def _control(self, run: str, verb: str) -> Notice:
         try:
@@ -179,11 +179,7 @@ def _unknown(run: str) -> HttpError:
 
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form, the first value of each."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_FORM:
-            raise HttpError(f"the form has more than {MOST_FORM:,} bytes", code="too_large", status=413)
+    body = await read_body(request, MOST_FORM)
     try:
         fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=8)
     except ValueError as error:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
-from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from embq.app.serving.app import answering
-from embq.app.ui.fleet.pages import FailedSample, FleetPages
+from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.rendering import page
 from embq.app.ui.thumbnails.images import Images
 from embq.core.errors import EmbqError
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
+from embq.core.storage.paths import Place
 
 READS = 2
 """Samples that are read at once; reading one may take seconds."""
@@ -60,21 +61,22 @@ class FailedSamples:
         named = request.path_params
         try:
             failed = await self._fleet.failed_sample(named["run"], named["unit"], named["ordinal"])
-            view = await anyio.to_thread.run_sync(self._load, failed, limiter=self._reads)
+            load = partial(self._load, named["unit"], named["ordinal"], *failed)
+            view = await anyio.to_thread.run_sync(load, limiter=self._reads)
         except EmbqError as error:
             view = SampleView(note=f"The sample cannot be shown: {error.message}")
-        except OSError as error:
-            view = SampleView(note=f"The sample cannot be shown: {error.strerror or error}")
+        except (ImportError, OSError) as error:
+            view = SampleView(note=f"The sample cannot be shown: {getattr(error, 'strerror', '') or error}")
         headers = {"Cache-Control": "private, max-age=60"}
-        return page(request, "fleet/sample.html", view, headers=headers)
+        return page(request, "fleet/sample.html", headers=headers, view=view)
 
-    def _load(self, failed: FailedSample) -> SampleView:
-        unit = Manifest(Layout(failed.root)).find(failed.unit_id)
+    def _load(self, unit_id: str, ordinal: int, root: Place, key: str, code: str) -> SampleView:
+        unit = Manifest(Layout(root)).find(unit_id)
         if unit is None:
             return SampleView(note="The manifest of the run does not have its unit.")
-        if failed.code == "duplicate_key":
+        if code == "duplicate_key":
             return SampleView()  # its key finds the sample that has the row
-        sample = self._images.sample(unit, failed.key, lambda: failed.ordinal)
+        sample = self._images.sample(unit, key, lambda: ordinal)
         if sample.image is None:
             return SampleView(text=sample.text, note="" if sample.text else "It has neither an image nor a text.")
         image = bytes(sample.image)
@@ -87,6 +89,8 @@ class FailedSamples:
 
 def _described(data: bytes) -> str:
     """Length, type by Pillow's signatures, and the first bytes, in hexadecimal and as ASCII."""
+    from PIL import Image  # a server without it shows texts
+
     head, padded = data[:HEAD_BYTES], data[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0")
     Image.init()
     accepts = ((name, accept) for name, (_, accept) in Image.OPEN.items() if accept is not None)

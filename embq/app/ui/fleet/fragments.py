@@ -21,7 +21,8 @@ from embq.app.status.service_logs import logs_of
 from embq.app.ui.fleet.history import Histories, cells_of
 from embq.app.ui.fleet.machines import CARDS, DeviceView
 from embq.app.ui.fleet.run_list import ALL_RUNS, MOST_RUNS, RunQuery, titles_of
-from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView
+from embq.app.ui.fleet.snapshot import FleetSnapshot
+from embq.app.ui.fleet.sources import RunView
 from embq.app.ui.fleet.unit_map import STATE_WORDS, STATES, paths
 from embq.app.ui.rendering import fragment
 from embq.core.errors import EmbqError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from embq.app.status.commit_pace import written_at
-from embq.app.ui.fleet.snapshot import RunView
+from embq.app.ui.fleet.sources import RunView
 from embq.app.ui.fleet.unit_map import UnitMap
 from embq.core.queue.ledger import Ledger
 from embq.core.run import generations
@@ -117,14 +117,14 @@ class RunHistory:
 
 
 class Histories:
-    """The histories of the runs that were looked at last. Thread-safe."""
+    """The histories of the runs that were looked at last. Thread-safe.
+
+    Attributes:
+        of: the history of a run by its id and folder, made if there is none yet.
+    """
 
     def __init__(self) -> None:
-        self._of = lru_cache(KEPT)(lambda _run, root: RunHistory(root))  # a folder may get another run
-
-    def of(self, run: str, root: Place) -> RunHistory:
-        """The history of a run, made if there is none yet."""
-        return self._of(run, root)
+        self.of = lru_cache(KEPT)(lambda _run, root: RunHistory(root))  # a folder may get another run
 
 
 def charts(view: RunView, histories: Histories, rates: list[tuple[float, float]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from embq.app.status.eta import SILENT_S
 from embq.app.status.fleet import FleetStatus
-from embq.core.queue.heartbeats import REPORT_S, Device, Heard, Service
+from embq.core.queue.heartbeats import REPORT_S, Device, Heard
 
 KEPT_S = {"lost": 24 * 3600.0, "ended": 60.0}
 """State of devices that are gone -> for how long they are shown."""
@@ -71,26 +71,22 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceView:
-    """A service of a machine."""
-
-    role: str
-    silent_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineView:
-    """A machine: its services and devices.
-
-    Attributes:
-        cores, memory_bytes: that its workers may use; 0 if unknown.
-    """
+    """A machine: its services and devices."""
 
     host: str
-    services: tuple[ServiceView, ...]
+    services: tuple[Heard, ...]
     devices: tuple[DeviceView, ...]
-    cores: int = 0
-    memory_bytes: int = 0
+
+    @property
+    def cores(self) -> int:
+        """That its workers may use; 0 if unknown."""
+        return max((report.service.cores for report in self.services if report.service.role == "worker"), default=0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """That its workers may use; 0 if unknown."""
+        return max((one.service.memory_bytes for one in self.services if one.service.role == "worker"), default=0)
 
     @property
     def rows_per_s(self) -> float:
@@ -137,11 +133,11 @@ class MachineMemory:
             fleets: of the sources that answer.
             now_s: seconds since the epoch.
         """
-        services: dict[str, list[tuple[Service, float]]] = {}
+        services: dict[str, list[Heard]] = {}
         devices: dict[DeviceKey, DeviceView] = {}
         for fleet in fleets:
             for report in _without_predecessors(fleet.reports):
-                services.setdefault(report.service.host, []).append((report.service, report.silent_s))
+                services.setdefault(report.service.host, []).append(report)
                 for device in report.service.devices:
                     view = _device(fleet, report, device, devices, now_s)
                     devices[view.key] = view
@@ -156,7 +152,14 @@ class MachineMemory:
         by_host: dict[str, list[DeviceView]] = {host: [] for host in services}
         for view in [*devices.values(), *departed]:
             by_host.setdefault(view.host, []).append(view)
-        return tuple(_machine(host, services.get(host, ()), by_host[host]) for host in sorted(by_host))
+        return tuple(
+            MachineView(
+                host=host,
+                services=tuple(services.get(host, ())),
+                devices=tuple(sorted(by_host[host], key=lambda view: (len(view.device), view.device, view.number))),
+            )
+            for host in sorted(by_host)
+        )
 
     def _rate(self, devices: dict[DeviceKey, DeviceView], now_s: float) -> None:
         """Keep the rates of devices, and give them to their views if each has a card."""
@@ -229,14 +232,3 @@ def _busy(report: dict[str, Any]) -> float | None:
     attribution = report.get("attribution")
     busy = attribution["late"]["stages"].get("embed", {}).get("busy") if attribution else None
     return None if busy is None else min(1.0, float(busy))
-
-
-def _machine(host: str, services: Sequence[tuple[Service, float]], devices: Sequence[DeviceView]) -> MachineView:
-    workers = [service for service, _ in services if service.role == "worker"]
-    return MachineView(
-        host=host,
-        services=tuple(ServiceView(role=service.role, silent_s=silent_s) for service, silent_s in services),
-        devices=tuple(sorted(devices, key=lambda view: (len(view.device), view.device, view.number))),
-        cores=max((service.cores for service in workers), default=0),
-        memory_bytes=max((service.memory_bytes for service in workers), default=0),
-    )

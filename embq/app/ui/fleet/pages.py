@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,9 +20,10 @@ from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
 from embq.app.ui.fleet.run_list import RunQuery, titles_of
-from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
+from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
+from embq.app.ui.fleet.sources import RunView, Source
 from embq.app.ui.rendering import SECURITY_HEADERS, page
-from embq.core.errors import EmbqError, command_line
+from embq.core.errors import EmbqError, InputError, command_line
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 
@@ -34,71 +33,6 @@ KEPT = 16
 """Runs whose failure groups are in memory."""
 MOST_LINES = 100
 """Of the log of each service."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedSample:
-    """A sample that stands for its failure group.
-
-    Attributes:
-        root: output folder of its run.
-    """
-
-    root: Place
-    unit_id: str
-    ordinal: int
-    key: str
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Failure groups of a run.
-
-    Attributes:
-        groups: as `embq.app.status.failure_causes.described` makes them.
-        total: failures in all groups.
-        why: there are none to show; "" if there are.
-    """
-
-    groups: Sequence[dict[str, Any]] = ()
-    total: int = 0
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FailuresView:
-    """What the template of the failures of a run shows."""
-
-    failures: Groups
-    run: str
-    may_act: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FleetView:
-    """What the templates of the fleet and of a run show.
-
-    Attributes:
-        parts: HTML by the name of its place.
-        run, title: "" on the page of the fleet.
-        query: which runs the page of the fleet shows.
-    """
-
-    parts: dict[str, str]
-    run: str
-    title: str
-    query: RunQuery
-
-
-@dataclass(frozen=True, slots=True)
-class LogsView:
-    """What the template of the logs of a run shows: the last lines of each service, and the command that prints more;
-    or why there are none."""
-
-    logs: Sequence[tuple[str, Sequence[LogLine]]] = ()
-    why: str = ""
-    command: str = ""
 
 
 class FleetPages:
@@ -119,7 +53,8 @@ class FleetPages:
         self._fragments = Fragments(self._histories)
         self._live = Live(self._sampler, self._fragments)
         self.permission = Permission(allowed=allow_actions)
-        self._groups = _FailureGroups()
+        self._groups = lru_cache(KEPT)(lambda root, _at: described(root, grouped(root)))
+        self._turn = anyio.CapacityLimiter(1)
         self.token = self.permission.token
         actions = Actions(self._sampler, self.permission)
         self.routes = [
@@ -149,8 +84,8 @@ class FleetPages:
         may_act = self.permission.holds(request)
         title = titles_of(snapshot.runs)[_run_view(snapshot, run).progress.output] if run else ""
         parts = await anyio.to_thread.run_sync(parts_of, self._fragments, snapshot, run, query, may_act)
-        view = FleetView(parts or {}, run, title, query)
-        return page(request, "fleet/run.html" if run else "fleet/page.html", view)
+        template = "fleet/run.html" if run else "fleet/page.html"
+        return page(request, template, parts=parts or {}, run=run, title=title, query=query)
 
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
@@ -176,34 +111,48 @@ class FleetPages:
 
     async def failures(self, request: Request) -> Response:
         """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
-        may_act = self.permission.holds(request)
+        run, may_act, why = request.path_params["run"], self.permission.holds(request), ""
+        groups: Sequence[dict[str, Any]] = ()
         try:
-            view = await self._view(request.path_params["run"])
-            groups = await anyio.to_thread.run_sync(self._groups.of, view)
+            _, groups = await self._failures(run)
         except EmbqError as error:
-            groups = Groups(why=error.message)
-        return page(request, "fleet/failures.html", FailuresView(groups, request.path_params["run"], may_act))
+            why = f"{error.message}; {error.next_step}".rstrip("; ")
+        return page(request, "fleet/failures.html", groups=groups, why=why, run=run, may_act=may_act)
 
     async def logs(self, request: Request) -> Response:
         """GET /ui/fleet/logs/{run}: the last lines of each service of an `embq run`, as HTML."""
+        logs: list[tuple[str, list[LogLine]]] = []
+        why = command = ""
         try:
             view = await self._view(request.path_params["run"])
+            command = command_line("logs", view.root or view.progress.output)
             logs = await anyio.to_thread.run_sync(_logs, view)
         except EmbqError as error:
-            logs = LogsView(why=f"{error.message}; {error.next_step}")
+            why = f"{error.message}; {error.next_step}"
         except OSError as error:
-            logs = LogsView(why=f"The logs cannot be read: {error.strerror}")
-        return page(request, "fleet/logs.html", logs)
+            why = f"the logs cannot be read: {error.strerror}"
+        return page(request, "fleet/logs.html", logs=logs, why=why, command=command)
 
-    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
-        """A sample that a failure group of a run shows. Raises HttpError if none does."""
-        view = await self._view(run)
-        groups = await anyio.to_thread.run_sync(self._groups.of, view)
-        for group in groups.groups:
+    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> tuple[Place, str, str]:
+        """Output folder, key and code of a sample that a failure group of a run shows; HttpError if none does."""
+        root, groups = await self._failures(run)
+        for group in groups:
             for example in group["examples"][:1]:
-                if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
-                    return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
+                if (example["unit"], example["ordinal"]) == (unit_id, ordinal):
+                    return root, example["key"], group["code"]
         raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
+
+    async def _failures(self, run: str) -> tuple[Place, Sequence[dict[str, Any]]]:
+        """Output folder and failure groups of a run, as `described` makes them: read again when it has others, and of
+        one run at a time. Raises InputError if the folder is not here."""
+        view = await self._view(run)
+        progress = view.progress
+        if view.root is None:
+            raise _elsewhere("failures")
+        if not progress.failures:
+            return view.root, ()
+        at = (run, progress.done, progress.quarantined, progress.rows, progress.failures)
+        return view.root, await anyio.to_thread.run_sync(self._groups, view.root, at, limiter=self._turn)
 
     async def _first(self) -> FleetSnapshot:
         snapshot = self._sampler.latest() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
@@ -235,33 +184,12 @@ def _run_view(snapshot: FleetSnapshot, run: str) -> RunView:
     return view
 
 
-class _FailureGroups:
-    """Failure groups of runs, read again when the run has others. Thread-safe; one run is read at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._read = lru_cache(KEPT)(_groups)
-
-    def of(self, view: RunView) -> Groups:
-        """The groups of a run; raises as `standing_failures` does."""
-        progress = view.progress
-        if view.root is None:
-            why = "The output folder is not on this machine; embq failures OUT lists them where it is."
-            return Groups(why=why)
-        with self._lock:
-            at = (progress.run, progress.done, progress.quarantined, progress.rows)
-            return self._read(view.root, progress.failures, at)
-
-
-def _logs(view: RunView) -> LogsView:
-    """The logs of a folder; raises as `logs_of` and reading do."""
-    command = command_line("logs", view.root or view.progress.output)
+def _logs(view: RunView) -> list[tuple[str, list[LogLine]]]:
+    """The last lines of each service of a run; raises as `logs_of` and reading do."""
     if view.root is None:
-        return LogsView(why=f"The output folder is not on this machine; {command} prints its logs where it is.")
-    logs = [(log.service, log.new_lines(MOST_LINES)) for log in logs_of(Layout(view.root).home)]
-    return LogsView(logs, command=command)
+        raise _elsewhere("logs")
+    return [(log.service, log.new_lines(MOST_LINES)) for log in logs_of(Layout(view.root).home)]
 
 
-def _groups(root: Place, failures: int, _at: tuple[str | int, ...]) -> Groups:
-    """Failure groups of a folder; `_at` tells its states apart."""
-    return Groups(described(root, grouped(root)) if failures else [], failures)
+def _elsewhere(verb: str) -> InputError:
+    return InputError("the output folder is not on this machine", next_step=f"embq {verb} OUT lists them where it is")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 from urllib.parse import urlencode
 
-from embq.app.ui.fleet.snapshot import RunView
+from embq.app.ui.fleet.sources import RunView
 from embq.core.redaction import masked
 
 MOST_RUNS = 50

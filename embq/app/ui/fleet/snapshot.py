@@ -10,23 +10,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import redis
 from redis.exceptions import RedisError
 
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.eta import SILENT_S
-from embq.app.status.run_progress import RunProgress
 from embq.app.ui.fleet.machines import MachineMemory, MachineView
-from embq.app.ui.fleet.sources import Seen, SeenBuild, SeenRun
-from embq.core.errors import EmbqError, command_line
+from embq.app.ui.fleet.sources import RunView, Seen, SeenBuild, Source
+from embq.core.errors import EmbqError
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress
-from embq.core.run.control import RunState
 from embq.core.service.log import Events
 from embq.core.service.progress_line import moment
-from embq.core.storage.paths import Place
 
 LOOK_S = 1.0
 """Between two samples while somebody looks."""
@@ -37,68 +33,6 @@ LOOKED_S = 5.0
 RATE_S = 600.0
 
 _log = Events("ui")
-
-
-class Source(Protocol):
-    """A place where runs are.
-
-    Attributes:
-        local: whether its runs are those of `embq run`, each with a broker of its own while it is at work.
-    """
-
-    name: str
-    local: bool
-
-    def poll(self) -> Seen:
-        """What it shows now. Raises redis.exceptions.RedisError or EmbqError if it does not answer."""
-        ...
-
-    def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
-        """The record of a run, and the broker if it is at work; None for another run."""
-        ...
-
-    def close(self) -> None:
-        """Close its connections."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """A run at one moment.
-
-    Attributes:
-        recent: (rows, seconds) committed in the last ten minutes, see `CommitPace`; None if not known yet.
-        root: its output folder if it can be read here.
-        client: the broker if it is at work.
-        needs_bytes: for the rows that are left; None if unknown.
-        local: see `Source`.
-    """
-
-    progress: RunProgress
-    recent: tuple[int, float] | None
-    root: Place | None
-    client: redis.Redis | None
-    needs_bytes: float | None
-    local: bool
-
-    @property
-    def state(self) -> str:
-        """That of its progress; "waiting" for an `embq run` without a device, "interrupted" for one that was ended."""
-        if self.local and self.progress.state == "stopped":
-            return "interrupted" if self.client is None else "waiting"
-        return self.progress.state
-
-    @property
-    def active(self) -> bool:
-        """True unless it is done, cancelled, paused or interrupted."""
-        return not (self.progress.state.ended or self.state in (RunState.PAUSED, "interrupted"))
-
-    @property
-    def command(self) -> str:
-        """The command that has somebody work on it; "" if somebody does, and if it is over."""
-        if self.local and self.client is None and self.state in ("interrupted", "paused"):
-            return command_line("resume", self.root or self.progress.output)
-        return "embq worker" if self.state == "stopped" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +177,9 @@ class Sampler:
         for source, last in zip(self.sources, self._last, strict=True):
             self._poll(source, last, now_s)
         runs: dict[str, RunView] = {}
-        for source, last in zip(self.sources, self._last, strict=True):
-            for seen_run in last.state.runs:
-                runs.setdefault(seen_run.progress.run, _run(seen_run, now_s, local=source.local))
+        for last in self._last:
+            for view in last.state.runs:
+                runs.setdefault(view.progress.run, view)
         views = tuple(runs.values())
         self._keep_rates(views, now_s)
         previous = self._snapshot
@@ -268,7 +202,7 @@ class Sampler:
 
     def _poll(self, source: Source, last: _Last, now_s: float) -> None:
         try:
-            last.state, last.trouble, last.since_s = source.poll(), "", now_s
+            last.state, last.trouble, last.since_s = source.poll(now_s), "", now_s
         except (RedisError, EmbqError) as error:
             why = f": {error.message}" if isinstance(error, EmbqError) else ""
             how_long = f"since {moment(last.since_s)}" if last.since_s else "yet"
@@ -283,21 +217,6 @@ class Sampler:
                     points.popleft()
         current = {view.progress.run for view in views}
         self._rates = {run: points for run, points in self._rates.items() if run in current}
-
-
-def _run(seen_run: SeenRun, now_s: float, *, local: bool) -> RunView:
-    progress, per_row = seen_run.progress, seen_run.pace.bytes_per_row
-    rows_left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
-    if progress.state.ended:
-        rows_left = 0
-    return RunView(
-        progress=progress,
-        recent=seen_run.pace.recent(now_s),
-        root=seen_run.root,
-        client=seen_run.client,
-        needs_bytes=None if rows_left is None or per_row is None else rows_left * per_row,
-        local=local,
-    )
 
 
 def _disks(views: Sequence[RunView]) -> tuple[DiskView, ...]:

@@ -12,7 +12,6 @@ import redis
 from redis.exceptions import RedisError
 
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
-from embq.app.status.commit_pace import CommitPace
 from embq.app.status.fleet import FleetStatus, fleet_of
 from embq.app.status.overview import OverviewMonitor
 from embq.app.status.reports import Reports
@@ -20,13 +19,14 @@ from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import EmbqError
+from embq.core.errors import EmbqError, command_line
 from embq.core.queue.heartbeats import live_workers, services
 from embq.core.queue.index_builds import announced
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.queue.uploads import UploadProgress
 from embq.core.redaction import masked
+from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 from embq.indexer.index_files.files import LOCK, Attempt, attempted
@@ -44,19 +44,42 @@ SERVER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenRun:
-    """A run in a source.
+class RunView:
+    """A run at one moment.
 
     Attributes:
-        pace: of its commits.
+        recent: (rows, seconds) committed in the last ten minutes, see `CommitPace`; None if not known yet.
         root: its output folder if it can be read here.
-        client: the broker if it is at work; None without one.
+        client: the broker if it is at work.
+        needs_bytes: for the rows that are left; None if unknown.
+        local: whether it is of an `embq run`, which has a broker of its own while it is at work.
     """
 
     progress: RunProgress
-    pace: CommitPace
+    recent: tuple[int, float] | None
     root: Place | None
     client: redis.Redis | None
+    needs_bytes: float | None
+    local: bool
+
+    @property
+    def state(self) -> str:
+        """That of its progress; "waiting" for an `embq run` without a device, "interrupted" for one that was ended."""
+        if self.local and self.progress.state == "stopped":
+            return "interrupted" if self.client is None else "waiting"
+        return self.progress.state
+
+    @property
+    def active(self) -> bool:
+        """True unless it is done, cancelled, paused or interrupted."""
+        return not (self.progress.state.ended or self.state in (RunState.PAUSED, "interrupted"))
+
+    @property
+    def command(self) -> str:
+        """The command that has somebody work on it; "" if somebody does, and if it is over."""
+        if self.local and self.client is None and self.state in ("interrupted", "paused"):
+            return command_line("resume", self.root or self.progress.output)
+        return "embq worker" if self.state == "stopped" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,7 @@ class SeenBuild:
 class Seen:
     """What a source shows at one moment."""
 
-    runs: Sequence[SeenRun] = ()
+    runs: Sequence[RunView] = ()
     uploads: Sequence[UploadProgress] = ()
     fleets: Sequence[FleetStatus] = ()
     builds: Sequence[SeenBuild] = ()
@@ -86,18 +109,19 @@ class BrokerSource:
         url, password: as settings have them.
     """
 
-    local = False
-
     def __init__(self, url: str, password: str = "") -> None:
         self.name = f"the broker {masked(url)}"
         self._client = connect(url, password=password)
         self._monitor = OverviewMonitor(self._client, opens_over=True)
         self._indexes: list[str] = []
 
-    def poll(self) -> Seen:
-        """The runs and services now. Raises redis.exceptions.RedisError if the broker is away."""
+    def poll(self, now_s: float) -> Seen:
+        """The runs and services at `now_s`, since the epoch. Raises redis.exceptions.RedisError without the broker."""
         overview = self._monitor.poll()
-        runs = [_seen_run(self._monitor.monitors[progress.run], progress, self._client) for progress in overview.runs]
+        runs = [
+            _view(self._monitor.monitors[progress.run], progress, self._client, now_s, local=False)
+            for progress in overview.runs
+        ]
         return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet], builds=self._builds())
 
     def _builds(self) -> list[SeenBuild]:
@@ -135,8 +159,6 @@ class FolderSource:
         unreadable: output folder -> why it cannot be read.
     """
 
-    local = True
-
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
         self._folder = folder
@@ -145,7 +167,7 @@ class FolderSource:
         self._indexes: list[Path] = []
         self._search_at = 0.0
 
-    def poll(self) -> Seen:
+    def poll(self, now_s: float) -> Seen:
         """The runs now; one whose folder cannot be read is left out until the next search."""
         if time.monotonic() >= self._search_at:
             began = time.monotonic()
@@ -160,7 +182,7 @@ class FolderSource:
             if root in self.unreadable:
                 continue
             try:
-                run, fleet = item.poll()
+                run, fleet = item.poll(now_s)
             except EmbqError as error:  # no run of embq, or a damaged one: `embq status` says why
                 self.unreadable[root] = error.message
                 continue
@@ -182,6 +204,9 @@ class FolderSource:
             item.leave()
 
 
+Source = BrokerSource | FolderSource
+
+
 class _FolderRun:
     """A run in a folder of this machine."""
 
@@ -192,28 +217,28 @@ class _FolderRun:
         self._monitor: RunMonitor | None = None
         self._server_at = 0.0
 
-    def poll(self) -> tuple[SeenRun, FleetStatus | None]:
+    def poll(self, now_s: float) -> tuple[RunView, FleetStatus | None]:
         if self.client is None and time.monotonic() >= self._server_at:
             self._server_at = time.monotonic() + SERVER_S
             if url := EmbeddedServer.find(Layout(self.root).broker):
                 self.client, self._monitor = connect(url), None
         try:
-            return self._poll()
+            return self._poll(now_s)
         except RedisError:  # the `embq run` has ended
             self.leave()
-            return self._poll()
+            return self._poll(now_s)
 
-    def _poll(self) -> tuple[SeenRun, FleetStatus | None]:
+    def _poll(self, now_s: float) -> tuple[RunView, FleetStatus | None]:
         if self._monitor is None:
             self._monitor = RunMonitor(self.root, self.client)
             self.run = self._monitor.info.run
         ledger = self._monitor.ledger()
         if ledger is None or self.client is None:
-            return _seen_run(self._monitor, self._monitor.progress(BrokerSnapshot()), None), None
+            return _view(self._monitor, self._monitor.progress(BrokerSnapshot()), None, now_s, local=True), None
         workers, reports = live_workers(self.client), services(self.client)
         progress = self._monitor.progress(take_snapshots([ledger], Reports(workers), reports)[0])
         fleet = fleet_of(self.client, registered(self.client), workers, reports)
-        return _seen_run(self._monitor, progress, self.client), fleet
+        return _view(self._monitor, progress, self.client, now_s, local=True), fleet
 
     def leave(self) -> None:
         if self.client is not None:
@@ -221,9 +246,26 @@ class _FolderRun:
         self.client, self._monitor = None, None
 
 
-def _seen_run(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, client: redis.Redis | None) -> SeenRun:
-    root = monitor.root if isinstance(monitor, RunMonitor) else None
-    return SeenRun(progress=progress, pace=monitor.pace, root=root, client=client)
+def _view(
+    monitor: RunMonitor | RemoteRunMonitor,
+    progress: RunProgress,
+    client: redis.Redis | None,
+    now_s: float,
+    *,
+    local: bool,
+) -> RunView:
+    rows_left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
+    if progress.state.ended:
+        rows_left = 0
+    per_row = monitor.pace.bytes_per_row
+    return RunView(
+        progress=progress,
+        recent=monitor.pace.recent(now_s),
+        root=monitor.root if isinstance(monitor, RunMonitor) else None,
+        client=client,
+        needs_bytes=None if rows_left is None or per_row is None else rows_left * per_row,
+        local=local,
+    )
 
 
 def build_at(index: Path) -> SeenBuild | None:
@@ -251,7 +293,7 @@ def runs_and_indexes(folder: Path) -> Iterator[tuple[Path, bool]]:
         names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
 
 
-def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[BrokerSource | FolderSource]:
+def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[Source]:
     """The sources that a user names.
 
     Args:
@@ -260,7 +302,7 @@ def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[
 
     Raises ConfigError if the URL cannot be used.
     """
-    sources: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
+    sources: list[Source] = [BrokerSource(broker, password)] if broker else []
     for given in folders:
         if "://" in given:
             continue

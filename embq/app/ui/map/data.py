@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,8 +87,9 @@ class LoadedMap:
         self._at = np.stack([table["x"].to_numpy(), table["y"].to_numpy()], axis=1)
         shown = np.random.default_rng(0).choice(len(self._ids), min(MOST_SHOWN, len(self._ids)), replace=False)
         self._shown = np.sort(shown)
-        self.columns = ["cluster", "source", *_columns_of_metadata(path)]
-        self._colours: OrderedDict[str, Colours] = OrderedDict()
+        own = {*OWN, "metadata"}
+        self.columns = ["cluster", "source", *(name for name in pq.read_schema(path).names if name not in own)]
+        self._colours = lru_cache(MOST_HELD)(self._read_colours)
         self._lock = threading.Lock()
 
     def points(self) -> bytes:
@@ -125,16 +127,12 @@ class LoadedMap:
                 code="no_column",
             )
         with self._lock:
-            if column not in self._colours:
-                values = read_columns(self.path, [column])[column]
-                colours = self._of_clusters(values) if column == "cluster" else _colours(values)
-                self._colours[column] = colours
-                while len(self._colours) > MOST_HELD:
-                    self._colours.popitem(last=False)
-            self._colours.move_to_end(column)
-            return self._colours[column]
+            return self._colours(column)
 
-    def _of_clusters(self, values: pa.ChunkedArray) -> Colours:
+    def _read_colours(self, column: str) -> Colours:
+        values = read_columns(self.path, [column])[column]
+        if column != "cluster":
+            return _colours(values)
         names = [cluster.label or f"cluster {number}" for number, cluster in enumerate(self.info.clusters)]
         entries = [(name, cluster.rows) for name, cluster in zip(names, self.info.clusters, strict=True)]
         return Colours(kind="category", entries=entries, codes=values.to_numpy().astype(np.uint8))
@@ -144,24 +142,18 @@ class LoadedMaps:
     """The maps of some indexes; one whose file was replaced is loaded again."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[Path, tuple[tuple[int, int], LoadedMap]] = OrderedDict()
+        self._loaded = lru_cache(MOST_HELD)(lambda path, _identity: LoadedMap(path, read_info(path)))
         self._lock = threading.Lock()
 
     def of(self, index: Path) -> LoadedMap:
         """The map of an index; errors of `read_info`."""
         path = map_path(index)
+        identity = None
+        with suppress(OSError):
+            status = path.stat()
+            identity = (status.st_ino, status.st_mtime_ns)
         with self._lock:
-            try:
-                status = path.stat()
-                identity = (status.st_ino, status.st_mtime_ns)
-            except OSError:
-                identity = (0, 0)
-            if path not in self._held or self._held[path][0] != identity:
-                self._held[path] = (identity, LoadedMap(path, read_info(path)))
-            self._held.move_to_end(path)
-            while len(self._held) > MOST_HELD:
-                self._held.popitem(last=False)
-            return self._held[path][1]
+            return self._loaded(path, identity)
 
 
 def inside(at: np.ndarray, polygon: np.ndarray) -> np.ndarray:
@@ -183,10 +175,6 @@ def inside(at: np.ndarray, polygon: np.ndarray) -> np.ndarray:
             odd ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
     mask[near] = odd
     return mask
-
-
-def _columns_of_metadata(path: Path) -> list[str]:
-    return [name for name in pq.read_schema(path).names if name not in OWN and name != "metadata"]
 
 
 def _colours(values: pa.ChunkedArray) -> Colours:

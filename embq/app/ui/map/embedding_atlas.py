@@ -17,12 +17,11 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
 from embq.app.ui.map.data import LoadedMap
-from embq.app.ui.rendering import SECURITY_HEADERS
+from embq.app.ui.rendering import SECURITY_HEADERS, StaticFilesOfPages
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; style-src 'self' "
@@ -59,12 +58,8 @@ def index_name(token: str) -> str:
         return ""
 
 
-class _Files(StaticFiles):
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """See `StaticFiles`."""
-        response = super().file_response(*args, **kwargs)
-        response.headers.update({"Cache-Control": "no-cache", **HEADERS})
-        return response
+class _Files(StaticFilesOfPages):
+    headers = HEADERS
 
 
 def atlas_routes(folder: Path, map_of: Callable[[str], LoadedMap]) -> list[BaseRoute]:

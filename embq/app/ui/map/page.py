@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
@@ -13,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from embq.app.serving.app import Serving, answering, read_body
-from embq.app.serving.http_errors import HttpError, status_of
+from embq.app.serving.http_errors import status_of
 from embq.app.serving.served_index import ServedIndex
 from embq.app.ui.fleet.actions import Permission
 from embq.app.ui.map.data import LoadedMap, LoadedMaps, Shape
@@ -27,39 +25,8 @@ MOST_SHAPE = 1 << 16
 """Bytes of a shape."""
 
 
-def map_routes(serving: Serving, permission: Permission) -> list[BaseRoute]:
-    """Routes of the page `/map`, its data, and Embedding Atlas if that is installed."""
-    return MapPage(serving, permission).routes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapView:
-    """What the template of the page shows.
-
-    Attributes:
-        value: the index as NAME:MODALITY; "" for none.
-        stale: whether the index has changed since the map was made.
-        command: makes the map of the index.
-        may_act: whether the viewer may have the server run it.
-        error: why there is no map; `no_map` if none was made yet.
-        query: text that is searched for when the page is open.
-        atlas: address of Embedding Atlas; "" if that is not installed.
-    """
-
-    index: ServedIndex | None
-    value: str
-    indices: Sequence[ServedIndex]
-    map: LoadedMap | None
-    stale: bool
-    command: str
-    may_act: bool
-    error: EmbqError | None
-    query: str
-    atlas: str
-
-
 class MapPage:
-    """The page `/map`, and its data."""
+    """The page `/map`, its data, and Embedding Atlas if that is installed."""
 
     def __init__(self, serving: Serving, permission: Permission) -> None:
         self._serving, self._permission = serving, permission
@@ -81,14 +48,18 @@ class MapPage:
         loaded: LoadedMap | None = None
         error: EmbqError | None = None
         try:
-            index = self._index(request.query_params.get("index", ""))
+            index = self._serving.indices.at(request.query_params.get("index", ""))
             if index is not None:
                 loaded = await anyio.to_thread.run_sync(self._maps.of, index.path)
         except EmbqError as failed:
             error = failed
-        view = MapView(
+        status = 200 if error is None or error.code == "no_map" else status_of(error)
+        return page(
+            request,
+            "map.html",
+            status=status,
             index=index,
-            value=f"{index.name}:{index.modality}" if index is not None else "",
+            value=index.qualified_name if index is not None else "",
             indices=self._serving.indices.all,
             map=loaded,
             stale=loaded is not None and index is not None and loaded.info.version != index.version.name,
@@ -100,8 +71,6 @@ class MapPage:
             if index is not None and loaded is not None and self._atlas is not None
             else "",
         )
-        status = 200 if error is None or error.code == "no_map" else status_of(error)
-        return page(request, "map.html", view, status)
 
     async def make(self, request: Request) -> Response:
         """Start `embq atlas` for an index, in a process of its own, or tell how it went; its notice asks again."""
@@ -116,7 +85,7 @@ class MapPage:
             return Response(headers={"HX-Refresh": "true", **SECURITY_HEADERS})
         else:
             notice = Notice("The map was not made", process.communicate()[1].decode("utf-8", "replace"), bad=True)
-        return page(request, "notice.html", notice)
+        return page(request, "notice.html", notice=notice)
 
     async def points(self, request: Request) -> Response:
         """See `LoadedMap.points`."""
@@ -146,17 +115,7 @@ class MapPage:
         return self._maps.of(self._served(name).path)
 
     def _served(self, name: str) -> ServedIndex:
-        index = self._index(name)
-        if index is None:
-            raise HttpError("no index is served yet", code="no_index", next_step="embq index OUT", status=503)
-        return index
-
-    def _index(self, name: str) -> ServedIndex | None:
-        """The index of NAME:MODALITY; the first one for ""."""
-        if not name:
-            return next(iter(self._serving.indices.all), None)
-        of, _, modality = name.rpartition(":")
-        return self._serving.indices.only(of, modality)
+        return self._serving.indices.at(name) or self._serving.indices.only("", "")
 
 
 def _binary(data: bytes) -> Response:

@@ -1,11 +1,4 @@
 "use strict";
-// Answers with an error status hold a message for people, so they are shown like any other.
-document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.xhr.status < 400) return;
-  event.detail.shouldSwap = true;
-  if (event.detail.target.id) event.detail.swapOverride = "innerHTML";
-});
-
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
@@ -14,7 +7,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Select the text and copy it";
+    button.textContent = button.dataset.refused ?? "Select the text and copy it";
   }
   setTimeout(() => { button.textContent = label; }, 1500);
 });

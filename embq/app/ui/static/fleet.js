@@ -5,19 +5,14 @@
   let source = null, lostTimer = 0, hiddenTimer = 0;
 
   // --- the stream: closed while the page is hidden, because a browser has six connections for all of its tabs ---
-  function lost(is) {
-    document.body.classList.toggle("lost", is);
-    document.getElementById("connection").classList.toggle("gone", !is);
-  }
-
   document.addEventListener("htmx:sseOpen", (event) => {
     source = event.detail.source;
     clearTimeout(lostTimer);
     lostTimer = 0;
-    lost(false);
+    document.body.classList.remove("lost");
   });
   document.addEventListener("htmx:sseError", () => {
-    lostTimer ||= setTimeout(() => lost(true), LOST_MS);
+    lostTimer ||= setTimeout(() => document.body.classList.add("lost"), LOST_MS);
   });
   document.addEventListener("visibilitychange", () => {
     clearTimeout(hiddenTimer);

@@ -4,6 +4,7 @@
   const canvas = document.getElementById("points");
   const pen = canvas.getContext("2d");
   const tip = document.getElementById("tip");
+  const selected = document.getElementById("ids");  // one id per line
   const { index, name, modality } = map.dataset;
   const NONE = 255, NEAR = 8, MOST_CORNERS = 400, HITS = 500, MOST_DISCS = 20_000;
   const RAMP = ["#46327e", "#3f5a9a", "#2f7d9b", "#229b8c", "#3fb56e", "#7ac550", "#b3c938", "#d9b528"];
@@ -14,7 +15,7 @@
   let view = { x: 0, y: 0, scale: 1 }; // centre, pixels per unit
   let home = view, near = 0;
   let chosen = null, hits = null;      // Set of ids
-  let chosenText = "", tool = "move", path = null, hover = -1, kept = -1, asked = 0;
+  let tool = "move", path = null, hover = -1, kept = -1, asked = 0;
   const rows = new Map();              // id -> metadata, of rows that were looked at
 
   // --- data ---
@@ -350,9 +351,9 @@
 
   async function select(shape) {
     try {
-      chosenText = await (await fetched(address("/map/select"), { method: "POST", body: JSON.stringify(shape) })).text();
+      selected.textContent = await (await fetched(address("/map/select"), { method: "POST", body: JSON.stringify(shape) })).text();
       hits = null;
-      say(chosenText ? "" : "No row lies in there.");
+      say(selected.textContent ? "" : "No row lies in there.");
       showChosen();
     } catch (error) { failed(error); }
   }
@@ -364,13 +365,13 @@
 
   let file = "";
   async function showChosen(results = null) {
-    const found = chosenText.split("\n").filter(Boolean).map(Number);
+    const found = selected.textContent.split("\n").filter(Boolean).map(Number);
     chosen = found.length ? new Set(found) : null;
     document.getElementById("chosen").classList.toggle("gone", !chosen);
     const count = `${found.length.toLocaleString()} ${results ? "hit" : "row"}${found.length === 1 ? "" : "s"}`;
     document.getElementById("count").textContent = count + (results ? "" : " selected");
     URL.revokeObjectURL(file);
-    file = URL.createObjectURL(new Blob([chosenText], { type: "text/plain" }));
+    file = URL.createObjectURL(new Blob([selected.textContent], { type: "text/plain" }));
     document.getElementById("download").href = file;
     draw();
     const some = found.slice(0, 12), list = document.getElementById("examples");
@@ -396,7 +397,7 @@
   }
 
   function clear() {
-    chosenText = "";
+    selected.textContent = "";
     hits = null;
     document.getElementById("q").value = "";
     say("");
@@ -431,7 +432,7 @@
       const { results } = await (await fetched("/search", { method: "POST", body })).json();
       hits = new Set(results.map((row) => row.id));
       say("");
-      chosenText = results.map((row) => row.id + "\n").join("");
+      selected.textContent = results.map((row) => row.id + "\n").join("");
       await showChosen(results);
     } catch (error) { failed(error); }
     draw();
@@ -456,13 +457,6 @@
     event.preventDefault();
     history.replaceState(null, "", address("/map", { q: document.getElementById("q").value }));
     find();
-  });
-  on("copy", "click", async (event) => {
-    try {
-      await navigator.clipboard.writeText(chosenText);
-      event.target.textContent = "Copied";
-    } catch { event.target.textContent = "Download them"; }
-    setTimeout(() => { event.target.textContent = "Copy ids"; }, 1500);
   });
   dark.addEventListener("change", () => { mix(); showLegend(document.getElementById("column").value); draw(); });
   new ResizeObserver(() => {

@@ -89,16 +89,15 @@ class ThumbnailCache:
     def _evict(self) -> None:
         """Count what is there, and if that is too much remove the thumbnails that were used longest ago."""
         thumbnails: list[tuple[float, int, str]] = []
-        for folder in _entries(self.folder):
-            if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
-                continue
-            for entry in _entries(folder.path):
+        for folder, _, names in os.walk(self.folder):
+            for name in names if len(os.path.basename(folder)) == 2 else ():
+                path = os.path.join(folder, name)
                 with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if not entry.name.startswith("."):
-                        thumbnails.append((status.st_mtime, status.st_size, entry.path))
+                    status = os.lstat(path)
+                    if not name.startswith("."):
+                        thumbnails.append((status.st_mtime, status.st_size, path))
                     elif status.st_mtime < time.time() - LEFTOVER_S:
-                        os.unlink(entry.path)
+                        os.unlink(path)
         self._bytes, self._writes = sum(size for _, size, _ in thumbnails), 0
         if self._bytes <= self.most_bytes:
             return
@@ -108,11 +107,3 @@ class ThumbnailCache:
             with suppress(OSError):
                 os.unlink(path)
             self._bytes -= size
-
-
-def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []

@@ -13,8 +13,9 @@ import select
 import signal
 import sys
 from base64 import b64decode, b64encode
+from contextlib import suppress
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from embq.core.errors import SampleError
 from embq.core.process.children import die_with_parent
@@ -30,20 +31,6 @@ CPU_S = 10
 
 QUALITY = 80
 
-ORIENTATION = 0x0112
-"""Tag of EXIF."""
-
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""Orientation -> what brings the image upright."""
-
 
 def thumbnail(data: bytes, side: int) -> bytes:
     """A JPEG of the first frame, upright, on white if it is transparent, with at most `side` pixels on a side.
@@ -52,10 +39,10 @@ def thumbnail(data: bytes, side: int) -> bytes:
     """
     image = open_image(data, least=2 * side)
     try:
-        turn = TURNS.get(_orientation(image))
         small = _simple(image)
         small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        small = small if turn is None else small.transpose(turn)
+        with suppress(*headers.DECODER_ERRORS):  # damaged EXIF: as it lies
+            ImageOps.exif_transpose(small, in_place=True)
         shown = Image.new("RGB", small.size, "white")
         shown.paste(small.convert("RGB"), mask=small.getchannel("A") if small.mode == "RGBA" else None)
         out = io.BytesIO()
@@ -65,15 +52,6 @@ def thumbnail(data: bytes, side: int) -> bytes:
     except headers.DECODER_ERRORS as error:
         raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
     return out.getvalue()
-
-
-def _orientation(image: Image.Image) -> int:
-    """By its EXIF; 1, upright, if that is damaged."""
-    try:
-        orientation = image.getexif().get(ORIENTATION, 1)
-    except headers.DECODER_ERRORS:
-        return 1
-    return orientation if isinstance(orientation, int) else 1
 
 
 def _simple(image: Image.Image) -> Image.Image:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from embq.app.serving.http_errors import HttpError
@@ -51,8 +50,7 @@ class Finder:
     """Finds the origins of rows. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._manifests: OrderedDict[str, _Units] = OrderedDict()
+        self._units_of = lru_cache(MANIFESTS)(_Units)
 
     def origin(self, collection: Collection, id_: int, key: str, unit_id: str | None) -> Origin:
         """The origin of a row, by its identity in the index.
@@ -65,17 +63,12 @@ class Finder:
                 "its index is of a folder of embeddings, which does not say where its images are",
                 "index the output of an embq run",
             )
-        with self._lock:
-            units = self._manifests.setdefault(str(run), _Units(run))
-            self._manifests.move_to_end(str(run))
-            while len(self._manifests) > MANIFESTS:
-                self._manifests.popitem(last=False)
         try:
-            unit = units.find(unit_id)
+            unit = self._units_of(run).find(unit_id)
+        except LookupError:
+            raise no_thumbnail(f"the run in {run} has no unit {unit_id}", "index the run again") from None
         except (EmbqError, OSError) as error:
             raise no_thumbnail(f"the manifest of its run cannot be read: {error}", "bring it back") from error
-        if unit is None:
-            raise no_thumbnail(f"the run in {run} has no unit {unit_id}", "index the run again")
         return Origin(run=run, unit=unit, key=key, ordinal=partial(collection.ordinal_of, id_))
 
 
@@ -87,25 +80,22 @@ class _Units:
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
         self._opened_at = 0.0
-        self._units: OrderedDict[str, Unit] = OrderedDict()
+        self._unit = lru_cache(UNITS)(self._read)
 
-    def find(self, unit_id: str) -> Unit | None:
+    def find(self, unit_id: str) -> Unit:
+        """The unit with this id. Raises LookupError if there is none, which is not kept."""
         with self._lock:
-            unit = self._units.get(unit_id) or self._read(unit_id)
-            if unit is not None:
-                self._units[unit_id] = unit
-                self._units.move_to_end(unit_id)
-                while len(self._units) > UNITS:
-                    self._units.popitem(last=False)
-            return unit
+            return self._unit(unit_id)
 
-    def _read(self, unit_id: str) -> Unit | None:
+    def _read(self, unit_id: str) -> Unit:
         unit = None if self._manifest is None else self._manifest.find(unit_id)
         if unit is None and (self._manifest is None or time.monotonic() > self._opened_at + LOOK_S):
             self._manifest, self._opened_at = Manifest(Layout(self._run)), time.monotonic()
             unit = self._manifest.find(unit_id)
         # The column of ids is beside the description that they are hashes of.
-        return unit if unit is not None and unit.unit_id == unit_id else None
+        if unit is None or unit.unit_id != unit_id:
+            raise LookupError(unit_id)
+        return unit
 
 
 def no_thumbnail(why: str, next_step: str, *, code: str = "no_thumbnail", status: int = 404) -> HttpError:

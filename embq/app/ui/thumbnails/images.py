@@ -27,11 +27,12 @@ import numpy as np
 from embq.core.errors import EmbqError, OutsideError, SampleError, SourceError
 from embq.core.process.limits import decoded_bytes
 from embq.core.rows.results import clean_text
+from embq.core.settings import cache_folder, input_limits
 from embq.core.storage import beneath
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach
-from embq.sources.access.files import etag, require_same, source_errors
+from embq.sources.access.files import check_inside, etag, require_same, source_errors
 from embq.sources.extensions import Extensions, extensions_of
 from embq.sources.formats.compressed import HEAD_BYTES, compression_of
 from embq.sources.formats.tar import Entry, group
@@ -39,6 +40,7 @@ from embq.sources.formats.tar_headers import walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory
 from embq.sources.reader_process.client import READ_IDLE_S, Process, command
 from embq.sources.unit_reader import require_allowed
+from embq.worker.embedders.sample_fields import image_of
 
 READ_S = 30.0
 """Time limit for reading one image, or one shard whole."""
@@ -63,17 +65,19 @@ TEXT_KINDS = ("hdf5", "jsonl", "lines")
 
 
 class Images:
-    """Reads encoded images. Thread-safe.
+    """Reads encoded images, within the roots and hosts of the settings. Thread-safe.
 
-    Args:
-        roots: folders and URLs that inputs may lie in, as EMBQ_ROOTS has them.
-        reach: hosts that may be read from.
-        folder: for unnamed files.
+    Attributes:
+        folder: of thumbnails and of unnamed files.
+
+    Raises ConfigError for a setting that cannot be used.
     """
 
-    def __init__(self, roots: tuple[str, ...], reach: Reach, folder: Path) -> None:
-        self._roots, self._reach = roots, reach
-        self._shards = _Shards(self._read_whole, folder)
+    def __init__(self) -> None:
+        self._roots, private_hosts = input_limits()
+        self._reach = Reach.of(self._roots, private_hosts)
+        self.folder = cache_folder() / "thumbnails"
+        self._shards = _Shards(self._read_whole, self.folder)
         memory = min(READER_BYTES, decoded_bytes())
         self._readers: queue.LifoQueue[Process] = queue.LifoQueue()
         self._all = [Process(command(READ_IDLE_S), memory_bytes=memory) for _ in range(READERS)]
@@ -97,7 +101,10 @@ class Images:
         if unit.kind in TEXT_KINDS:
             self.require_allowed(unit)
             raise _no_image(key)
-        return image_of(self.sample(unit, key, ordinal))
+        sample = self.sample(unit, key, ordinal)
+        if sample.error is not None:
+            raise SampleError(*sample.error)
+        return image_of(sample)
 
     def sample(self, unit: Unit, key: str, ordinal: Callable[[], int]) -> Sample:
         """A sample by itself; of folders and shards with its image alone. Arguments and errors as of `image`."""
@@ -176,22 +183,15 @@ class Images:
 def file_inside(folder: str, relative: str, size: int) -> bytes:
     """A file of an image folder, which had `size` bytes. A link to it is followed if it stays inside the folder.
 
-    Raises SourceError `source_missing`, `source_denied`, `source_changed`, `too_large` and so on.
+    Raises SourceError for the folder, and as `check_inside` does; `source_changed` if the file changes meanwhile.
     """
     with source_errors(folder):
         os.stat(folder)
     root = os.path.realpath(folder)
     path = os.path.join(root, relative)
-    real = os.path.realpath(path)
-    if not real.startswith(os.path.join(root, "")):
-        raise SourceError(f"{path} leads to {real}, outside of the folder {root}", code="outside_root")
+    real, _ = check_inside(root, relative, size)
     with _opened(root, os.path.relpath(real, root), path) as descriptor:
-        status = os.fstat(descriptor)
-        if status.st_size != size:
-            raise SourceError(f"{path} had {size} bytes when planned, now {status.st_size}", code="source_changed")
-        if size > SAMPLE_MAX_BYTES:
-            raise SourceError(f"{path} has {size} bytes, more than {SAMPLE_MAX_BYTES}", code="too_large")
-        data = _pread(descriptor, 0, size)
+        data = _pread(descriptor, 0, size + 1)
     if len(data) != size:
         raise SourceError(f"{path} changed while it was read", code="source_changed")
     return data
@@ -234,15 +234,6 @@ def _pread(descriptor: int, start: int, stop: int) -> bytes:
         pieces.append(piece)
         start += len(piece)
     return b"".join(pieces)
-
-
-def image_of(sample: Sample) -> bytes:
-    """The image of a sample as it was read; SampleError if it has none, or could not be read."""
-    if sample.error is not None:
-        raise SampleError(*sample.error)
-    if sample.image is None:
-        raise _no_image(sample.key)
-    return bytes(sample.image)
 
 
 # --- shards ---

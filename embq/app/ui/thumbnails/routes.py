@@ -26,8 +26,7 @@ from embq.app.ui.thumbnails.finder import Finder, Origin, no_thumbnail
 from embq.app.ui.thumbnails.images import Images
 from embq.app.ui.thumbnails.look_ahead import LookAhead
 from embq.core.errors import EmbqError, SampleError, SourceError
-from embq.core.settings import cache_folder, input_limits, thumbnail_cache_bytes
-from embq.sources.access.allowed_hosts import Reach
+from embq.core.settings import thumbnail_cache_bytes
 
 if TYPE_CHECKING:
     from embq.indexer.collection.collection import Collection
@@ -62,40 +61,32 @@ _HEADERS = {
 }
 
 
-def thumbnails_of(indices: Indices) -> Thumbnails:
-    """Thumbnails of the served indexes; the environment bounds what is read.
-
-    Raises ConfigError for a setting that cannot be used.
-    """
-    roots, private_hosts = input_limits()
-    folder = cache_folder() / "thumbnails"
-    images = Images(roots, Reach.of(roots, private_hosts), folder)
-    return Thumbnails(indices, images, Decoders(), ThumbnailCache(folder, thumbnail_cache_bytes()))
-
-
 class Thumbnails:
-    """Makes thumbnails of rows.
+    """Makes thumbnails of rows of the served indexes. Raises ConfigError for a setting that cannot be used.
 
     Attributes:
         images: reads them.
     """
 
-    def __init__(self, indices: Indices, images: Images, decoders: Decoders, cache: ThumbnailCache) -> None:
-        self._indices, self.images, self._decoders, self._cache = indices, images, decoders, cache
-        self._finder = Finder()
+    def __init__(self, indices: Indices) -> None:
+        self._indices, self.images, self._decoders, self._finder = indices, Images(), Decoders(), Finder()
+        self._cache = ThumbnailCache(self.images.folder, thumbnail_cache_bytes())
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
-        self._ahead = LookAhead(indices, images, is_busy=lambda: self._reads.borrowed_tokens > 0)
+        self._ahead = LookAhead(indices, self.images, is_busy=lambda: self._reads.borrowed_tokens > 0)
         self._made_by = f"{FORM} {_version('pillow')}"
 
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
 
-    def of(self, data: bytes) -> bytes:
+    def of(self, data: bytes, side: int = SIDE_PX) -> bytes:
         """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` if none can be made."""
         try:
-            return self._decoders.thumbnail(data, SIDE_PX)
+            return self._decoders.thumbnail(data, side)
         except SampleError as error:
-            raise no_thumbnail(
-                f"the image cannot be decoded: {error.message} ({error.code})", "use another image", code="bad_image"
+            raise HttpError(
+                f"the image cannot be decoded: {error.message} ({error.code})",
+                next_step="use another image, or look at it in the input of the run",
+                code="bad_image",
+                status=404,
             ) from error
 
     def start(self) -> None:
@@ -175,14 +166,7 @@ class Thumbnails:
             raise no_thumbnail(f"its image cannot be read: {error.strerror or error}", "see the disk") from error
         if not side:
             return data
-        try:
-            thumbnail = self._decoders.thumbnail(data, side)
-        except SampleError as error:
-            raise no_thumbnail(
-                f"its image cannot be decoded: {error.message} ({error.code})",
-                "look at the image in the input of the run",
-                code="bad_image",
-            ) from error
+        thumbnail = self.of(data, side)
         self._cache.put(name, thumbnail)
         return thumbnail
 
