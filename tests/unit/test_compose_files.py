@@ -342,6 +342,22 @@ def test_the_image_has_the_torch_that_the_rest_is_tested_with() -> None:
     assert named == {"TORCH": pinned["torch"], "TORCHVISION": pinned["torchvision"]}
 
 
+def test_workflows_take_actions_by_their_commits_and_publish_every_image_of_the_stack_with_its_contents() -> None:
+    """A tag of an action is moved by its owner, and with it what has the rights to publish."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    used = re.findall(r"\buses: (.*)", "\n".join(texts.values()))
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)] == []
+    release = yaml.safe_load(texts["release.yml"])
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    assert release["permissions"] == {"contents": "read"}
+    images = release["jobs"]["images"]
+    named = [name for one in images["strategy"]["matrix"]["include"] for name in one["names"].split()]
+    built = {service["image"] for file in FILES for service in as_started(file).values() if "embq-" in service["image"]}
+    assert sorted(f"{name}:latest" for name in named) == sorted(built)
+    push = images["steps"][-1]["with"]
+    assert {"sbom": push["sbom"], "provenance": push["provenance"]} == {"sbom": True, "provenance": "mode=max"}
+
+
 def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -> None:
     targets = [stage for stage in text_of("Dockerfile").split("\nFROM ")[1:] if "ENTRYPOINT" in stage]
     assert [stage.split("\n")[0].split(" AS ")[1] for stage in targets] == ["producer", "writer", "worker"]
