@@ -27,7 +27,7 @@ ROWS, UNIT, DIM = 4_000, 20, 16
 SLOW = f"stub:{DIM}?ms_per_sample=10"
 """40 s of one worker: long enough to kill two containers in."""
 BUDGETS_MB = {"producer": 350, "writer": 400, "worker": 6_700}
-"""On top of Python's image, which is the user's to choose; the worker with CUDA, of which torch and its libraries are 5.2 GB."""
+"""On top of Python's image, which is the user's choice; 5.2 GB of the worker are torch and CUDA."""
 SENTENCES = (
     "a red bicycle leans against a white wall",
     "the committee postponed its vote on the budget until spring",
