@@ -60,19 +60,23 @@ ENTRYPOINT ["embq"]
 CMD ["writer"]
 
 FROM base AS worker-packages
-# By itself, and named here: gigabytes that stay as they are when any other version changes. An index of builds for the
-# CPU, such as https://download.pytorch.org/whl/cpu, has these two alone; what they need comes below from the usual one.
+# By itself, and named here: gigabytes that stay as they are when any other version changes. An index of builds, such as
+# https://download.pytorch.org/whl/cpu, may have these two alone; what they ask for comes from the usual one, too.
 ARG TORCH=2.15.0
 ARG TORCHVISION=0.29.2
 ARG TORCH_INDEX=""
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION" \
+ && pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "torch==$TORCH" "torchvision==$TORCHVISION"
 COPY pyproject.toml ./
 COPY deploy/hashes.txt deploy/requirements.py deploy/
 # faiss for the CPU or for the GPU: index or index-gpu; further extras of embq: int8.
 ARG FAISS=index
 ARG EXTRAS=""
+# Of torch and its libraries the versions above stay, whatever hashes.txt has of them.
 RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
- && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt
+ && pip list --format=freeze | grep -Eio '^(torch|torchvision|[a-z-]*triton[a-z-]*|nvidia-[^=]*|cuda-[^=]*)==' | sed 's/^/^/' > built \
+ && grep -ivf built deploy/hashes.txt > hashes.txt \
+ && pip install --require-hashes --constraint hashes.txt --requirement requirements.txt
 
 FROM worker-packages AS worker
 COPY --from=native /wheels /wheels

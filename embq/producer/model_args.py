@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from embq.core.cards import gain_of_halves
 from embq.core.errors import ModelError, UsageError
 from embq.core.models import (
     FAMILIES,
@@ -272,8 +273,10 @@ def choose_precision(devices: Sequence[Device]) -> PrecisionChoice:
     else:
         able = [device for device in usable if faster in device.precisions]
         unable = [device for device in usable if faster not in device.precisions]
+        gain = max(gain_of_halves(device.name) for device in able) if chosen == "fp32" else 1
+        times = f", up to {gain:.1f} times by data sheets" if gain > 1 else ""
         reason = (
-            f"the fastest that all devices have in common; {faster} is faster on {_named(able)}, and not on "
+            f"the fastest that all devices have in common; {faster} is faster on {_named(able)}{times}, and not on "
             f"{_named(unable)}: --precision {faster} leaves out what cannot compute in it"
         )
     return PrecisionChoice(precision=chosen, reason=f"precision {chosen}: {reason}")

@@ -42,7 +42,7 @@ class UploadedInputs:
     """
 
     def __init__(self, output: str) -> None:
-        self._output = output
+        self.output = output
         self._names: dict[str, str] = {}
         self.files: dict[str, str] = {}
 
@@ -64,7 +64,7 @@ class UploadedInputs:
                     self.files[f"{name}/{os.path.relpath(path, unit.source)}"] = path
         else:
             self.files[name] = unit.source
-        return replace(unit, source=f"{self._output}/{name}")
+        return replace(unit, source=f"{self.output}/{name}")
 
 
 def _plain(source: str) -> str:

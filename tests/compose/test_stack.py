@@ -26,6 +26,8 @@ from tests.support.waiting import wait_until
 ROWS, UNIT, DIM = 4_000, 20, 16
 SLOW = f"stub:{DIM}?ms_per_sample=10"
 """40 s of one worker: long enough to kill two containers in."""
+BUDGETS_MB = {"producer": 350, "writer": 400, "worker": 6_700}
+"""On top of Python's image, which is the user's choice; 5.2 GB of the worker are torch and CUDA."""
 SENTENCES = (
     "a red bicycle leans against a white wall",
     "the committee postponed its vote on the budget until spring",
@@ -34,11 +36,9 @@ SENTENCES = (
 )
 
 
-def test_producer_and_writer_stay_small(stack: Stack, account: dict[str, Any]) -> None:
+def test_images_keep_to_their_budgets(built: Path, account: dict[str, Any]) -> None:
     own = account["on_top_of_python_mb"]
-    # 600 MB with Docker's python:3.11-slim, which has 130.
-    assert own["producer"] <= 470
-    assert own["writer"] <= 470
+    assert {role: size for role, size in own.items() if size > BUDGETS_MB[role]} == {}
 
 
 def test_a_run_of_a_laptop_that_has_left_survives_killed_containers(

@@ -15,6 +15,7 @@ import pytest
 
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.heartbeats import services
 from embq.core.queue.keys import VERSION
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -51,8 +52,8 @@ class Setting:
         self._stack = stack
         self._box = {"EMBQ_BROKER_URL": server.url}
 
-    def service(self, *arguments: str) -> Command:
-        service = self._stack.enter_context(started(*arguments, environment=self._box))
+    def service(self, *arguments: str, **changes: str) -> Command:
+        service = self._stack.enter_context(started(*arguments, environment={**self._box, **changes}))
         if arguments == ("writer",):
             # A laptop waits for a writer for some seconds only, and a busy machine may take as long to start one.
             await_in(service, lambda: " started " in service.stderr)
@@ -260,6 +261,29 @@ def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, shor
     assert watching.wait() == 0, watching.said
     assert json.loads(watching.stdout.splitlines()[-1])["state"] == "done"
     assert json.loads(ended("status", "--json", environment=environment)[1])["uploads"] == []
+
+
+def test_machines_that_do_not_see_what_a_laptop_sends_are_named_when_it_is_sent(
+    setting: Setting, short_tmp: Path
+) -> None:
+    """They left every unit to the box, and the laptop heard nothing of it."""
+    expected = write_texts(short_tmp / "texts.jsonl", 20)
+    setting.service("producer")
+    setting.service("writer", EMBQ_MACHINE="box")
+    setting.service("worker", "--devices", "cpu", EMBQ_MACHINE="box")
+    wait_until(lambda: len(services(setting.client)) == 3)
+    alone = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "10")
+    assert alone.wait() == 0, alone.said
+    assert "warning" not in alone.stderr
+    other = setting.service("worker", "--devices", "cpu", EMBQ_MACHINE="gpu2", EMBQ_ROOTS=str(short_tmp / "none"))
+    wait_until(lambda: len(services(setting.client)) == 4)
+    more = {**expected, **write_texts(short_tmp / "more.jsonl", 20, name="m")}
+    told = setting.enqueue(short_tmp / "more.jsonl", "--inline", "--unit-size", "10")
+    assert told.wait() == 0, told.said
+    assert f"{setting.root}/_inputs on box, and workers on gpu2 leave them to others" in " ".join(told.stderr.split())
+    setting.await_closed(4)
+    check_complete(setting.root, more, units=4, dim=DIM)
+    assert other.process.poll() is None
 
 
 def test_a_run_of_another_model_is_refused(setting: Setting, short_tmp: Path) -> None:

@@ -133,6 +133,31 @@ def test_workers_that_are_first_wait_for_who_loads_the_scripts(box: Box) -> None
     assert box.server.refused() == []
 
 
+def test_a_machine_whose_user_is_revoked_ends_with_the_reason_and_others_take_its_units(box: Box) -> None:
+    expected = write_texts(box.folder / "t.jsonl", 800)
+    for verb in ("producer", "writer"):
+        box.service("writer", verb)
+    machines = {
+        name: box.service(user, "worker", "--devices", "cpu", EMBQ_MACHINE=name)
+        for name, user in (("box", "worker"), ("gpu2", "worker-gpu2"))
+    }
+    box.ask("enqueue", box.folder / "t.jsonl", "-o", box.folder / "out", "-m", SLOW, "--unit-size", "20")
+
+    def computing() -> set[str]:
+        return {one["host"] for one in json.loads(box.ask("status", "--json"))["workers"] if one["units"]}
+
+    wait_until(lambda: computing() == {"box", "gpu2"})
+    remove = ["broker", "init", box.server.folder, "--remove", "worker-gpu2", "--broker", box.server.url("admin")]
+    status, said, wrong = called(*remove, environment={})
+    assert status == 0, said + wrong
+    assert machines["gpu2"].wait() == 78, machines["gpu2"].said
+    assert "Traceback" not in machines["gpu2"].stderr
+    (error,) = re.findall(r"^error\[\w+\]: .*$", machines["gpu2"].stderr, re.M)
+    assert "worker-gpu2" in error
+    await_in(machines["box"], lambda: closed(box.folder / "out"))
+    check_complete(box.folder / "out", expected, units=40, dim=DIM)
+
+
 def test_outputs_outside_of_where_they_may_lie_are_refused(box: Box) -> None:
     allowed, outside = box.folder / "allowed", box.folder / "outside"
     allowed.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import site
 import subprocess
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,7 @@ LIBRARIES = ("redis", "numpy", "torch", "msgspec", "click", "pyarrow", "faiss", 
 ORIGIN = """import atexit; atexit.register(lambda: "embq" in sys.modules and print(\
 sys.modules["embq"].__file__, *sys.argv[:2], file=open(sys.prefix + "/origins", "a")))"""
 """Line of a .pth file: each Python process notes which embq it has imported, and what it ran."""
+LAPTOP_BYTES = 350_000_000
 STRANGERS = ("writer==1.28.0", "worker==2018.4.1")
 """Packages of the registry with names of embq's former packages. `producer` is there as source only, which would run
 code of its own to be installed."""
@@ -194,6 +197,22 @@ def test_the_wheel_has_what_the_tree_has_and_one_command(wheel: Path) -> None:
     assert scripts.split() == ["[console_scripts]", "embq", "=", "embq.app.cli:main"]
 
 
+def test_a_release_has_the_version_of_its_tag(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    steps = [step.get("run", "").removeprefix(".venv/bin/") for step in workflow["jobs"]["packages"]["steps"]]
+    for name in ("embq", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for step in (step for step in steps if step.startswith("hatchling ")):
+        for tag in ("v0.1.0", "v9.8.7"):
+            subprocess.run(["bash", "-ec", step], cwd=tmp_path, env={**variables, "GITHUB_REF_NAME": tag}, check=True)
+    built = {path.name for path in (tmp_path / "dist").iterdir()}
+    assert built == {"embq-9.8.7.tar.gz", "embq-9.8.7-py3-none-any.whl"}
+    with zipfile.ZipFile(tmp_path / "dist" / "embq-9.8.7-py3-none-any.whl") as wheel:
+        assert '__version__ = "9.8.7"' in wheel.read("embq/__init__.py").decode()
+
+
 def test_the_first_search_of_the_readme_gives_what_the_readme_shows(searched: str) -> None:
     answer = re.search(r"The answer.*?```text\n(.*?)```", README, re.S)
     assert answer is not None
@@ -292,6 +311,7 @@ def test_the_install_of_a_laptop_plans(wheel: Path, tmp_path: Path, foreign: Pat
     laptop = Environment(tmp_path)
     skip_where_it_is_not_there(laptop.install("--constraint", ROOT / "constraints.txt", wheel))
     assert not {"numpy", "torch"} & {path.name for path in laptop.packages.iterdir()}
+    assert sum(path.stat().st_size for path in laptop.packages.rglob("*")) <= LAPTOP_BYTES
     (foreign / "words.txt").write_text("one\ntwo\n")
     assert "Daily" in laptop.run("embq", "--help", cwd=foreign)
     assert laptop.run("embq", "--version", cwd=foreign).startswith("embq, version ")

@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def as_started(name: str) -> dict[str, dict[str, Any]]:
-    """The services of a file, with the defaults of its variables."""
-    filled = VARIABLE.sub(lambda found: NEEDED.get(found[1], found[3] or ""), text_of(name))
+def as_started(name: str, **given: str) -> dict[str, dict[str, Any]]:
+    """The services of a file, with the variables of .env and the defaults of others."""
+    filled = VARIABLE.sub(lambda found: (NEEDED | given).get(found[1], found[3] or ""), text_of(name))
     services: dict[str, dict[str, Any]] = yaml.safe_load(filled)["services"]
     return services
 
@@ -236,6 +237,9 @@ def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
     # A default that stands in several files is the same in all, but for what the machine itself is called.
     assert used.pop("EMBQ_MACHINE") == {"box", "set it in .env to a name of its own, such as gpu2"}
     assert explained.pop("EMBQ_MACHINE") == "box"
+    # So is the index of torch, which stays empty for what PyPI has.
+    assert used.pop("EMBQ_TORCH_INDEX") == {"", "https://download.pytorch.org/whl/cpu"}
+    assert explained.pop("EMBQ_TORCH_INDEX") == ""
     assert {name: {value} for name, value in explained.items()} == used
 
 
@@ -325,7 +329,8 @@ def test_images_install_nothing_from_pypi_without_its_hash_but_torch() -> None:
     of_ours = ("/wheels/*.whl", "--wheel-dir /wheels .", "--wheel-dir /wheels ./native")
     from_pypi = [line for line in installs if not line.endswith(of_ours)]
     assert [line for line in from_pypi if "--require-hashes" not in line] == [
-        'pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"'
+        f'pip install ${{TORCH_INDEX:+{index} "$TORCH_INDEX"{alone}}} "torch==$TORCH" "torchvision==$TORCHVISION"{more}'
+        for index, alone, more in (("--index-url", " --no-deps", " \\"), ("--extra-index-url", "", ""))
     ]
     assert all("--no-deps" in line for line in installs if line not in from_pypi)
     assert all("--no-build-isolation" in line for line in installs if line.startswith("pip wheel"))
@@ -340,6 +345,53 @@ def test_the_image_has_the_torch_that_the_rest_is_tested_with() -> None:
     pinned = dict(re.findall(r"^(\S+)==(\S+)$", text_of("constraints.txt"), re.MULTILINE))
     named = dict(re.findall(r"^ARG (TORCH|TORCHVISION)=(\S+)$", text_of("Dockerfile"), re.MULTILINE))
     assert named == {"TORCH": pinned["torch"], "TORCHVISION": pinned["torchvision"]}
+    for file in WHOLE:
+        arguments = as_started(file)["worker"]["build"]["args"]
+        assert {name: arguments[name] for name in named} == named
+
+
+def test_a_machine_with_an_older_card_gets_the_torch_that_its_env_names(tmp_path: Path) -> None:
+    """hashes.txt pinned the default over it, so that an image for a GTX 1070 had no code for one."""
+    asked = {"TORCH": "2.9.1", "TORCHVISION": "0.24.1", "TORCH_INDEX": "https://download.pytorch.org/whl/cu126"}
+    for file in FILES:
+        arguments = as_started(file, **{f"EMBQ_{name}": value for name, value in asked.items()})["worker"]["build"][
+            "args"
+        ]
+        assert (
+            asked.items() & arguments.items()
+            == (asked if file in WHOLE else {"TORCH_INDEX": asked["TORCH_INDEX"]}).items()
+        )
+    step = re.search(
+        r"^RUN (python deploy/requirements.py broker gcs http minilm.*?)\n\n", text_of("Dockerfile"), re.M | re.S
+    )
+    assert step is not None
+    pip = tmp_path / "pip"
+    there = "numpy==2.4.0 nvidia-cublas-cu12==12.6.4.1 torch==2.9.1+cu126 torchvision==0.24.1+cu126 triton==3.5.1"
+    pip.write_text(f"#!/bin/sh\n[ $1 = install ] || printf '%s\\n' {there}\n", encoding="utf-8")
+    pip.chmod(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+    for name in ("deploy", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAISS": "index", "EXTRAS": ""}
+    subprocess.run(["sh", "-ec", step[1]], cwd=tmp_path, env=variables, check=True)
+    every, kept = _pins(text_of("deploy/hashes.txt")), _pins((tmp_path / "hashes.txt").read_text(encoding="utf-8"))
+    assert every.keys() - kept.keys() == {"nvidia-cublas-cu12", "torch", "torchvision", "triton"}
+
+
+def test_workflows_take_actions_by_their_commits_and_publish_every_image_of_the_stack_with_its_contents() -> None:
+    """A tag of an action is moved by its owner, and with it what has the rights to publish."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    used = re.findall(r"\buses: (.*)", "\n".join(texts.values()))
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)] == []
+    release = yaml.safe_load(texts["release.yml"])
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    assert release["permissions"] == {"contents": "read"}
+    images = release["jobs"]["images"]
+    named = [name for one in images["strategy"]["matrix"]["include"] for name in one["names"].split()]
+    built = {service["image"] for file in FILES for service in as_started(file).values() if "embq-" in service["image"]}
+    assert sorted(f"{name}:latest" for name in named) == sorted(built)
+    push = images["steps"][-1]["with"]
+    assert {"sbom": push["sbom"], "provenance": push["provenance"]} == {"sbom": True, "provenance": "mode=max"}
 
 
 def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -> None:

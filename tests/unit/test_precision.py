@@ -210,6 +210,19 @@ def test_a_run_is_enqueued_in_what_the_registered_devices_have_in_common(
     assert load_run(tmp_path / "out").model.precision == precision
 
 
+def test_enqueue_tells_what_an_old_card_costs_and_a_named_precision_leaves_it_out(
+    enqueue: Callable[..., Result], own_client: redis.Redis, tmp_path: Path
+) -> None:
+    """One GTX 1070 put an H100 on fp32, and nothing told that this is 15 times as slow."""
+    hopper, pascal = device("NVIDIA H100 80GB HBM3", AMPERE), device("NVIDIA GeForce GTX 1070", FP32)
+    register(own_client, worker(hopper), worker(pascal))
+    told = " ".join(enqueue("--dry-run").stdout.split())
+    assert "bf16 is faster on NVIDIA H100 80GB HBM3, up to 14.8 times by data sheets, and not on NVIDIA GeForce" in told
+    assert "--precision bf16 leaves out" in told
+    assert not enqueue("--precision", "bf16").stderr.startswith("precision")
+    assert load_run(tmp_path / "out").model.precision == "bf16"
+
+
 def test_a_run_keeps_its_precision_whatever_devices_there_are_later(
     enqueue: Callable[..., Result], own_client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ import click
 import redis
 
 from embq.core.errors import UsageError, command_line
+from embq.core.queue.heartbeats import services
+from embq.core.run.layout import INPUTS
 from embq.core.service.progress_line import ProgressLine, duration, size_text
 from embq.core.storage.objects import ObjectPath
 from embq.producer.enqueue import Request, prepare
@@ -42,7 +44,7 @@ def send_run(
         )
         if planned.listing and not as_json:
             click.echo(planned.listing, err=True)
-        for warning in planned.warnings:
+        for warning in [*planned.warnings, *(_left_out(client, inputs) if inputs is not None else ())]:
             click.echo(f"warning: {warning}", err=True)
         parcel = plan_upload(Path(folder) / "run", output, inputs, priority)
         began = time.monotonic()
@@ -53,6 +55,20 @@ def send_run(
 
             delivered = deliver(client, parcel, report)
     _print_summary(parcel, delivered, as_json=as_json)
+
+
+def _left_out(client: redis.Redis, inputs: UploadedInputs) -> list[str]:
+    """At most one sentence: machines with workers that see inputs on the writer's machine only in a shared folder."""
+    found = [report.service for report in services(client)]
+    keepers = {service.host for service in found if service.role == "writer"}
+    others = sorted({service.host for service in found if service.role == "worker" and not service.run} - keepers)
+    if not keepers or not others:
+        return []
+    return [
+        f"--inline sends the inputs to {inputs.output}/{INPUTS} on {', '.join(sorted(keepers))}, and workers on "
+        f"{', '.join(others)} leave them to others unless they see that folder; for every machine to take part, put "
+        "the inputs in a bucket or behind http and give the URLs with --upload"
+    ]
 
 
 def _progress(done: int, total: int, why: str, seconds: float) -> str:

@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from embq.app.planning.constants import CARDS, REFERENCES, file_of
+from embq.app.planning.constants import REFERENCES, file_of
 from embq.app.status.measured_speeds import Cost
+from embq.core.cards import CARDS, names
 from embq.core.errors import ModelError, UsageError
 from embq.core.models import ModelConfig, ModelSpec
 from embq.producer.model_args import open_clip_config, read_json
@@ -56,8 +57,7 @@ def speed_of(card: str, config: ModelConfig, tokens: float, measured: Mapping[st
 
     Raises UsageError if nothing has it.
     """
-    spaced = re.sub(r"(?<=[A-Z])(?=\d)", " ?", card)
-    pattern = r", \d+ cores$" if card == CPU else rf"(?<![A-Z0-9]){spaced}(?![A-Z0-9])"
+    pattern = r", \d+ cores$" if card == CPU else names(card)
     for who, cost in measured.items():
         for rate in cost.rates:
             if re.search(pattern, rate.device, re.IGNORECASE):
