@@ -520,7 +520,6 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
 
 
 def test_units_of_one_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each cut of a compressed text was kept, and a row of a table costs no byte."""
     monkeypatch.setattr("embq.sources.formats.text_files.FILE_UNITS_MAX", 100)
     monkeypatch.setattr("embq.sources.formats.tables.FILE_UNITS_MAX", 100)
     (tmp_path / "a.txt.zst").write_bytes(zstd.compress(b"\n" * 1_000))

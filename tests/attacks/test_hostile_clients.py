@@ -78,7 +78,6 @@ def closed(client: socket.socket) -> bool:
 
 
 def test_a_client_is_served_while_others_hold_connections_open(server: Server, files: None) -> None:
-    """1,100 idle sockets refused service and logged 436 MB in 150 s."""
     with ExitStack() as stack:
         idle = [stack.enter_context(connected(server.url)) for _ in range(IDLE)]
         for _ in range(5):
@@ -173,14 +172,12 @@ GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ids=["silent", "cut headers", "slow headers", "slow second headers", "slow body", "unread body", "no route"],
 )
 def test_a_request_that_does_not_arrive_ends_its_connection(quick: None, first: bytes, then: bytes) -> None:
-    """No deadline for headers and bodies."""
     with running() as url, connected(url) as client:
         client.sendall(first)
         wait_until(lambda: drip(client, then) if then else closed(client), 20)
 
 
 def test_an_answer_that_is_read_too_slowly_ends_its_connection(quick: None) -> None:
-    """No deadline for a client that hardly reads."""
     with running() as url, connected(url) as client:
         client.sendall(GET % b"/large")
         client.settimeout(20)
@@ -209,7 +206,6 @@ def test_a_connection_that_rests_between_requests_is_kept(quick: None) -> None:
 
 @pytest.mark.parametrize(("most", "most_of_client"), [(4, 100), (100, 4)])
 def test_the_longest_idle_connection_makes_room_and_a_busy_one_never(most: int, most_of_client: int) -> None:
-    """No bound on connections, in total and for one address."""
     begun: list[Request] = []
     with running(most, most_of_client, begun) as url, ExitStack() as stack:
 
@@ -231,7 +227,6 @@ def test_the_longest_idle_connection_makes_room_and_a_busy_one_never(most: int, 
 
 
 def test_where_all_are_busy_the_new_connection_goes() -> None:
-    """No bound on connections."""
     begun: list[Request] = []
     with running(2, 100, begun) as url, ExitStack() as stack:
         busy = [stack.enter_context(connected(url)) for _ in range(2)]
@@ -255,7 +250,6 @@ def test_where_all_are_busy_the_new_connection_goes() -> None:
 
 
 def test_a_server_asks_for_files_and_bounds_connections_by_what_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many connections as files end in an endless loop of refused ones."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     for limits, room in [((1024, 524288), 768), ((1024, 1024), 512), ((256, 256), 128), ((-1, -1), 768)]:
@@ -267,7 +261,6 @@ def test_a_server_asks_for_files_and_bounds_connections_by_what_it_gets(monkeypa
 def test_what_a_client_can_repeat_fills_no_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """436 MB of log in 150 s."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)

@@ -77,7 +77,6 @@ def test_no_state_of_a_folder_reaches_the_server(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["server.log", "password", "server.conf", "lock", "server.sock", "appendonlydir"])
 def test_a_link_in_the_state_folder_is_never_followed(short_tmp: Path, entry: str) -> None:
-    """A link named `server.log` or `lock` had a file of the user overwritten or appended to."""
     target = short_tmp / "profile"
     target.write_text("mine")
     folder = short_tmp / "out" / "_broker"
@@ -94,7 +93,6 @@ def test_a_link_in_the_state_folder_is_never_followed(short_tmp: Path, entry: st
 
 
 def test_a_state_folder_that_is_a_link_is_refused(short_tmp: Path) -> None:
-    """The server's files went wherever the link led to."""
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
     folder = short_tmp / "_broker"
@@ -107,7 +105,6 @@ def test_a_state_folder_that_is_a_link_is_refused(short_tmp: Path) -> None:
 
 
 def test_a_server_is_looked_for_with_a_password_of_ours_only(own_server: EmbeddedServer) -> None:
-    """What stood in `_broker/password` became part of a URL and of a command."""
     (own_server.folder / "password").chmod(0o600)
     assert EmbeddedServer.find(own_server.folder) == own_server.url
     (own_server.folder / "password").write_text("0" * 32 + "@elsewhere/")
@@ -121,7 +118,6 @@ def test_a_server_is_looked_for_with_a_password_of_ours_only(own_server: Embedde
 
 @pytest.mark.parametrize("linked", ["_logs", "_logs/writer.log"])
 def test_logs_are_not_written_through_a_link(tmp_path: Path, linked: str) -> None:
-    """Lines of a log, with names from the folder in them, were appended to a file of the user."""
     target = tmp_path / "target"
     out = tmp_path / "out"
     out.mkdir()
@@ -181,7 +177,6 @@ FOLDERS = [name for name in ENTRIES if name not in ("run.json", "index", "_input
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Path, private: Path, entry: str) -> None:
-    """`embq resume` emptied what `_staging` led to, and `embq gc` what `failures` led to."""
     replace_by_link(out / entry, private / "notes.txt" if entry == "run.json" else private)
     layout = Layout(out)
 
@@ -224,7 +219,6 @@ def test_nothing_is_removed_behind_a_link_that_came_after_the_folder_was_looked_
 
 
 def test_links_among_unfinished_files_are_removed_before_a_file_is_written_there(out: Path, private: Path) -> None:
-    """Parts are written in `_tmp` under names that can be known, and went where a link of that name led."""
     for name in ("part-00000009.9.rows.unfinished", "manifest-00000.parquet", "checkpoint-00000003.json"):
         (out / "_tmp" / name).symlink_to(private / "notes.txt")
     Layout(out).make()
@@ -245,7 +239,6 @@ def test_the_nonce_is_not_written_through_a_link_of_a_worker(out: Path, private:
     ["../priv/secret.parquet", "/etc/hostname", "parts/../../priv/secret.parquet", "parts//x", "./parts/x", "", "a\0b"],
 )
 def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -> None:
-    """A record with `path: "../priv/..."` and a hash that fits passed `verify --quick` and was exported."""
     secret = out.parent / "priv" / "secret.parquet"
     secret.parent.mkdir()
     shutil.copyfile(file_path(out), secret)
@@ -267,7 +260,6 @@ def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -
 
 
 def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> None:
-    """Its content was read wherever the link led to, and stood in the export."""
     part = file_path(out)
     secret = out.parent / "secret.parquet"
     os.rename(part, secret)
@@ -280,7 +272,6 @@ def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> No
 
 @pytest.mark.parametrize("entry", ["run.json", "control.json", "commits/00000001.json", "_writer/checkpoint.json"])
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(out: Path, entry: str) -> None:
-    """A reader waited for it for ever."""
     (out / entry).unlink(missing_ok=True)
     os.mkfifo(out / entry)
     with suppress(EmbqError):
@@ -335,7 +326,6 @@ def _bodies(out: Path) -> dict[str, tuple[Path, Callable[[dict[str, Any]], bytes
 
 @pytest.mark.parametrize("form", ["run.json", "commit", "control.json", "checkpoint", "generation"])
 def test_no_value_of_a_record_is_anything_but_an_error_of_ours(out: Path, form: str) -> None:
-    """A field that is missing, or of another type, was a traceback."""
     layout, units = Layout(out), load_run(out).units
     checkpoint.save(layout, CommitLog(layout).replay(units))
     save_control(layout, Control())
@@ -365,7 +355,6 @@ def test_no_value_of_a_record_is_anything_but_an_error_of_ours(out: Path, form: 
 
 @pytest.mark.parametrize("name", ["../../priv/a.parquet", "/etc/passwd", "a/b.parquet", "", ".parquet", "x" * 5_000])
 def test_a_segment_of_the_manifest_is_a_name_in_its_folder(out: Path, name: str) -> None:
-    """`run.json` named the files that were read as the list of units."""
     body = json.loads((out / "run.json").read_bytes())
     (out / "run.json").write_text(json.dumps({**body, "segments": [name]}))
     for use in (lambda: load_run(out), lambda: Manifest(Layout(out))):
@@ -375,7 +364,6 @@ def test_a_segment_of_the_manifest_is_a_name_in_its_folder(out: Path, name: str)
 
 @pytest.mark.parametrize("column", ["unit_id", "kind", "source", "description"])
 def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, column: str) -> None:
-    """A column that is missing, or holds something else, was a traceback."""
     (path,) = (out / "manifest").glob("*.parquet")
     table = pq.read_table(path)
     at, count = table.column_names.index(column), table.num_rows
@@ -397,7 +385,6 @@ def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, 
 
 
 def test_columns_of_a_part_that_are_in_another_file_are_not_read(tmp_path: Path) -> None:
-    """An HDF5 part names other files by links and external storage, and export copied what they hold."""
     h5py = pytest.importorskip("h5py")
     out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}] * 3)], format="hdf5")
     part = file_path(out)
@@ -434,7 +421,6 @@ def test_columns_of_a_part_that_are_in_another_file_are_not_read(tmp_path: Path)
 def test_a_small_part_takes_no_large_memory(
     tmp_path: Path, column: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of 22 KB, one value of 30 MB for 300 rows, cost `embq export` 2.3 GB."""
     monkeypatch.setattr("embq.core.formats.parquet.LARGE_BYTES", 1 << 20)
     path, rows = tmp_path / "part.parquet", 300
     table = pa.table({"id": range(rows), "caption": ["a"] * rows, "unit_id": ["u"] * rows})
@@ -449,7 +435,6 @@ def test_a_small_part_takes_no_large_memory(
 
 @pytest.mark.parametrize("kind", [{"dtype": "S100000", "chunks": (3,)}, {"dtype": "S9", "chunks": (1 << 27,)}])
 def test_a_small_hdf5_part_takes_no_large_memory(tmp_path: Path, kind: dict[str, Any]) -> None:
-    """Rows of 100 kB that were never written, and a chunk of 1.2 GB that is unpacked for three rows."""
     h5py = pytest.importorskip("h5py")
     part = file_path(
         build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}] * 3)], format="hdf5")
@@ -521,7 +506,6 @@ def with_shared_caption(part: Path) -> None:
 def test_a_small_part_of_another_makes_no_verb_take_gigabytes(
     tmp_path: Path, format_: str, change: Callable[[Path], None], told: str
 ) -> None:
-    """Parts of 0.1 MB (Arrow) and 0.5 MB (HDF5) cost `embq export` 4.4 GB and 3.2 GB."""
     lines = [{"text": f"text {n}"} for n in range(3 if format_ == "arrow" else 3_000)]
     inputs = [write_jsonl(tmp_path / "texts.jsonl", lines)]
     out = build(tmp_path / "out", inputs, format=format_, unit_samples=3_000)
@@ -571,7 +555,6 @@ def embq(*arguments: str | bytes | Path, **environment: str) -> subprocess.Compl
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: str) -> None:
-    """A name with the signs of a pattern was one."""
     out = build(tmp_path / name, [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])])
     (out / "parts" / "part-00000099.parquet").write_bytes(b"litter")
     assert verify(out).ok
@@ -586,7 +569,6 @@ def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_the_private_server_takes_any_name_of_an_output_folder(short_tmp: Path, name: str) -> None:
-    """A newline in the name ended a line of the server's configuration."""
     folder = short_tmp / name / "_broker"
     with EmbeddedServer(folder) as server, connect(server.url) as client:
         assert client.ping()
@@ -594,7 +576,6 @@ def test_the_private_server_takes_any_name_of_an_output_folder(short_tmp: Path, 
 
 
 def test_a_run_is_made_in_a_folder_of_any_name(short_tmp: Path) -> None:
-    """`embq run` ended with 69 or 70."""
     inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
     out = short_tmp / "*?[z]\nrun[1] '\"%41\\"
     ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet")
@@ -614,7 +595,6 @@ def test_a_run_is_made_in_a_folder_of_any_name(short_tmp: Path) -> None:
 def test_a_name_that_no_library_takes_is_refused_at_once(
     short_tmp: Path, name: bytes, environment: dict[str, str], why: str
 ) -> None:
-    """`embq run` ended with a traceback, after it had made the folder."""
     inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
     out = os.fsencode(short_tmp) + b"/" + name
     ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet", **environment)
@@ -626,7 +606,6 @@ def test_a_name_that_no_library_takes_is_refused_at_once(
 
 
 def test_every_verb_that_names_an_output_refuses_what_no_library_takes(tmp_path: Path) -> None:
-    """A folder that was renamed later ended with a traceback."""
     out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}])])
     renamed = tmp_path / os.fsdecode(NO_UTF8)
     out.rename(renamed)

@@ -193,7 +193,6 @@ def poison_names(client: redis.Redis) -> None:
 
 
 def test_what_is_no_record_is_skipped_and_the_others_are_read(own_client: redis.Redis) -> None:
-    """One `HSET embq:runs evil '{"v":4}'` stopped every service."""
     honest = RunRecord(run="0123456789abcdef", output="/data/out", model=MODEL, units=7)
     own_client.hset(RUNS, honest.run, honest.to_json())
     for text in RECORDS:
@@ -216,7 +215,6 @@ def test_an_empty_field_of_an_upload_is_malformed_unless_it_stands_for_nothing(o
 
 
 def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> None:
-    """The name of an upload was an unchecked field, and part of a path."""
     poison_names(own_client)
     assert uploads.names(own_client) == []
     for text in UPLOADS_TEXTS:
@@ -253,7 +251,6 @@ def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Re
 
 
 def test_the_name_of_an_upload_leads_to_no_other_folder(own_client: redis.Redis, tmp_path: Path) -> None:
-    """`x/../../..` as its name emptied any folder of the writer."""
     out, sentinel = tmp_path / "out", tmp_path / "sentinel"
     sentinel.mkdir()
     (sentinel / "file").write_text("mine")
@@ -285,7 +282,6 @@ def test_nobody_asks_for_what_a_run_has_not(own_client: redis.Redis) -> None:
 
 
 def test_a_value_larger_than_any_of_ours_costs_nobody_its_memory(own_client: redis.Redis) -> None:
-    """A record of 250 MB cost every service and command a gigabyte each, and honest runs stood still."""
     with pytest.raises(redis.ConnectionError):
         own_client.hset(RUNS, RUN, b"x" * (17 << 20))
     own_client.config_set("proto-max-bulk-len", 512 << 20)  # as servers of others have it
@@ -430,11 +426,6 @@ def there(folder: Path) -> set[str]:
 
 
 def test_services_serve_others_whatever_a_laptop_writes(box: Box) -> None:
-    """11 of 35 poisoned records killed a service for good, 3 broke `embq status`.
-
-    An upload named `x/../../..` deleted and wrote folders of the writer outside EMBQ_OUTPUTS.
-    Escapes of an upload reached the terminal of `embq status`, and logs.
-    """
     before = there(box.folder / "sentinel")
     expected = write_texts(box.folder / "t.jsonl", 400)
     honest = box.out / "honest"

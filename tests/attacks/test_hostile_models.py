@@ -232,7 +232,6 @@ def test_an_architecture_that_is_built_in_is_loaded_without_the_code_that_it_onc
 
 
 def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
-    """A hostile model is named before anything loads it."""
     with pytest.raises(ModelError, match="trust_remote_code"):
         locate(ModelSpec.parse(clip_tokenizer(place)))
     assert not place.marker.exists()
@@ -280,7 +279,6 @@ def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> Non
 def test_a_training_begins_with_the_model_of_the_hub_that_was_looked_at(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 41: the model was checked by its name, and open_clip loaded what the name stood for by then."""
     from open_clip_train import main as training
     from open_clip_train.params import parse_args
     from safetensors.torch import load_file
@@ -332,7 +330,6 @@ def test_a_model_of_the_hub_without_weights_or_that_is_not_here_is_told(
 
 
 def test_no_code_of_a_repository_in_the_cache_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that is named by its id is looked at alike."""
     spec = nested_sentence_model(place)
     repository = place.root / "hub" / "models--org--name"
     shutil.copytree(spec.removeprefix("st:"), repository / "snapshots" / ("a" * 40))
@@ -477,7 +474,6 @@ SENTENCE = "st/sentence_bert_config.json"
     ],
 )
 def test_no_configuration_points_to_one_that_was_not_looked_at(file: str, more: Any, named: str, place: Place) -> None:
-    """One of another file name, class or folder could name a kernel of the hub, or a pickle."""
     from safetensors.torch import load_file, save_file
 
     for name in ("evil.json", "config.4.0.0.json"):
@@ -574,7 +570,6 @@ def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monk
     ],
 )
 def test_safetensors_that_nothing_loads_hide_no_pickle(folder: str, file: str, spec: str, place: Place) -> None:
-    """The pickle was read beside any file of that suffix, or beside the index that a Dense does not read."""
     from safetensors.torch import load_file
 
     weights = place.root / folder / "model.safetensors"
@@ -647,7 +642,6 @@ def test_a_fifo_in_place_of_a_file_is_refused(spec: str, file: str, place: Place
     ],
 )
 def test_a_network_of_ten_million_layers_is_not_made(spec: str, file: str, more: Any, place: Place) -> None:
-    """They are made before the weights are read, which has no end."""
     place.edit(file, lambda said: said | more)
     assert "4096 at most" in refusal(spec.format(root=place.root))
 
@@ -687,7 +681,6 @@ def panicking(place: Place, folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["st:{root}/st", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"])
 def test_a_panic_of_the_tokeniser_is_the_failure_of_its_text(folder: str, place: Place) -> None:
-    """A panic is no Exception, and ended the worker."""
     spec = folder.format(root=place.root)
     if "clip" in spec:
         for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
@@ -736,7 +729,6 @@ def test_a_tokeniser_that_panics_while_the_model_is_loaded_is_an_error_of_the_mo
 
 
 def test_a_cross_encoder_is_no_model_of_texts(place: Place) -> None:
-    """It was mean-pooled without a word, whichever release saved it."""
     from sentence_transformers import CrossEncoder
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -806,6 +798,5 @@ def test_a_file_that_is_none_of_its_kind_is_an_error_of_the_model(
 
 
 def test_the_models_that_are_attacked_here_load_as_they_are(place: Place) -> None:
-    """What is refused above is refused for what was changed."""
     for spec in ("st:{root}/st", "st:{root}/dense", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"):
         load(ModelConfig(spec=spec.format(root=place.root), modalities=("text",), precision="fp32"), "cpu")

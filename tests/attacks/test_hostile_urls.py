@@ -142,7 +142,6 @@ def images_of(stack: ExitStack, folder: Path, url: str, roots: tuple[str, ...] =
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[0:0:0:0:0:ffff:7f00:1]", "0.0.0.0"])
 def test_a_unit_on_a_private_host_is_refused_before_a_connection(stack: ExitStack, host: str) -> None:
-    """No guard for private addresses."""
     there = Host(stack)
     error = refused(f"http://{host}:{there.port}/secret.jsonl")
     assert (error.code, error.transient) == ("source_denied", False)
@@ -152,7 +151,6 @@ def test_a_unit_on_a_private_host_is_refused_before_a_connection(stack: ExitStac
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "127.0.0.1.", "0x7f.0.0.1", "017700000001"])
 def test_no_spelling_of_an_address_passes(stack: ExitStack, tmp_path: Path, host: str) -> None:
-    """No guard for private addresses."""
     there = Host(stack)
     assert not refused(f"http://{host}:{there.port}/secret.jsonl").transient
     assert images_of(stack, tmp_path, f"http://{host}:{there.port}/a.jpg") != [None]
@@ -160,7 +158,6 @@ def test_no_spelling_of_an_address_passes(stack: ExitStack, tmp_path: Path, host
 
 
 def test_a_row_of_a_table_reaches_no_private_host(stack: ExitStack, tmp_path: Path) -> None:
-    """No guard for private addresses."""
     there = Host(stack)
     ((code, message),) = filter(None, images_of(stack, tmp_path, f"{there.url}/latest/meta-data"))
     assert (code, "not public" in message) == ("source_denied", True)
@@ -182,7 +179,6 @@ def test_a_row_of_a_table_that_the_reader_process_reads_reaches_no_private_host(
 def test_a_private_host_that_the_operator_names_is_read(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """An opt-in list."""
     there = Host(stack)
     monkeypatch.setenv("EMBQ_PRIVATE_HOSTS", f"files.lan, {named.format(port=there.port)}")
     allowed_hosts.limit(Reach.of((), Settings.from_environment().private_hosts))
@@ -192,7 +188,6 @@ def test_a_private_host_that_the_operator_names_is_read(
 def test_the_shards_of_the_stack_are_allowed_by_their_url_with_its_port(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`http://host:8080` is cut at the port."""
     there, other = Host(stack), Host(stack)
     monkeypatch.setenv("EMBQ_ROOTS", f"/data:/out:{there.url}")
     roots = Settings.from_environment().roots
@@ -216,21 +211,18 @@ def test_the_shards_of_the_stack_are_allowed_by_their_url_with_its_port(
 def test_ports_and_schemes_do_not_end_a_place(
     monkeypatch: pytest.MonkeyPatch, text: str, places: tuple[str, ...]
 ) -> None:
-    """`http://host:8080` is cut at the port."""
     monkeypatch.setenv("EMBQ_ROOTS", text)
     assert Settings.from_environment().roots == places
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/33", "a b/c", "http://host", "host:port", "[::1", "user@host"])
 def test_a_list_of_private_hosts_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
-    """An opt-in list."""
     monkeypatch.setenv("EMBQ_PRIVATE_HOSTS", entry)
     with pytest.raises(ConfigError, match="EMBQ_PRIVATE_HOSTS"):
         Settings.from_environment()
 
 
 def test_a_redirect_does_not_leave_the_roots(stack: ExitStack) -> None:
-    """A redirect leaves EMBQ_ROOTS."""
     secret = Host(stack)
     door = Host(stack, to(f"{secret.url}/secret.jsonl"))
     roots = (door.url,)
@@ -243,7 +235,6 @@ def test_a_redirect_does_not_leave_the_roots(stack: ExitStack) -> None:
 def test_a_redirect_does_not_lead_from_a_public_host_to_a_private_one(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A redirect leads to the worker's own network."""
     monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     secret = Host(stack)
     public = Host(stack, to(f"{secret.url}/secret.jsonl"), "127.0.0.2")
@@ -255,7 +246,6 @@ def test_a_redirect_does_not_lead_from_a_public_host_to_a_private_one(
 
 
 def test_a_redirect_to_a_host_that_the_operator_names_is_followed(stack: ExitStack) -> None:
-    """An opt-in list."""
     there = Host(stack)
     door = Host(stack, to(f"{there.url}/secret.jsonl"))
     roots = (door.url,)
@@ -282,7 +272,6 @@ def test_the_address_that_is_checked_is_the_one_that_is_connected_to(
 
 
 def test_a_name_with_one_private_address_is_refused(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No guard for private addresses."""
     secret = Host(stack)
     resolve = socket.getaddrinfo
 
@@ -313,7 +302,6 @@ def test_rows_are_read_below_the_roots_alone(stack: ExitStack, tmp_path: Path) -
 def test_an_endless_image_of_a_row_is_one_failure(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Unbounded bodies, more than 7 GB from one row."""
     host = Host(stack, lambda handler: host.endless(handler))
     allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
     ((code, _),) = filter(None, images_of(stack, tmp_path, f"{host.url}/a.jpg"))
@@ -324,7 +312,6 @@ def test_an_endless_image_of_a_row_is_one_failure(
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("start", [0, 1000])
 def test_an_endless_answer_to_a_range_is_read_no_further_than_the_range(stack: ExitStack, start: int) -> None:
-    """Unbounded bodies."""
     host = Host(stack, lambda handler: host.endless(handler))
     allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
     assert ranged_reads.read_range(f"{host.url}/a", start, 2000) == bytes(2000 - start)
@@ -334,7 +321,6 @@ def test_an_endless_answer_to_a_range_is_read_no_further_than_the_range(stack: E
 
 
 def test_an_endless_file_beside_an_image_is_one_failure(stack: ExitStack) -> None:
-    """Unbounded bodies."""
     host = Host(stack, lambda handler: host.endless(handler))
     allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
     planned, unplanned = ranged_reads.fetch_all([f"{host.url}/a.jpg", f"{host.url}/a.txt"], [1000, None], lambda: None)
@@ -346,7 +332,6 @@ def test_an_endless_file_beside_an_image_is_one_failure(stack: ExitStack) -> Non
 def test_a_name_node_that_nobody_has_named_sends_no_worker_to_a_private_data_node(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A redirect leads to the worker's own network, by WebHDFS."""
     pytest.importorskip("requests")
     monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     secret = Host(stack)
@@ -407,7 +392,6 @@ RANGES = (
 
 @pytest.mark.parametrize("text", RANGES)
 def test_no_address_of_a_special_range_is_public(text: str) -> None:
-    """`is_public` calls 7 of 31 special addresses public."""
     network = ipaddress.ip_network(text)
     for address in (network[0], network[network.num_addresses // 2], network[-1]):
         assert not is_public(str(address))

@@ -41,7 +41,6 @@ def test_a_state_folder_of_another_user_is_refused(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_state_folder_that_others_may_write_to_is_refused(short_tmp: Path, mode: int) -> None:
-    """Each of them could put a file there between two looks of ours."""
     folder = short_tmp / "_broker"
     folder.mkdir()
     folder.chmod(mode)
@@ -76,7 +75,6 @@ def test_the_socket_of_a_long_path_is_not_made_behind_a_link(short_tmp: Path, tm
 
 
 def test_a_socket_folder_that_others_may_write_to_is_refused(short_tmp: Path, tmpdir_of_all: Path) -> None:
-    """Each of them could put a socket of their own into it."""
     server = EmbeddedServer(short_tmp / LONG / "_broker")
     server.socket.parent.mkdir()
     server.socket.parent.chmod(0o777)

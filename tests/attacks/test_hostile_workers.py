@@ -138,7 +138,6 @@ NO_RESULTS: list[dict[Any, Any]] = [
 def test_entries_that_are_no_results_are_skipped_counted_named_and_never_come_back(
     attacked: Attacked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`XADD ...:res * x y` stopped the writer with a KeyError, and again after each restart."""
     writer = attacked.writer()
     before = skip_counts()
     for fields in NO_RESULTS:
@@ -155,7 +154,6 @@ def test_entries_that_are_no_results_are_skipped_counted_named_and_never_come_ba
 
 
 def test_the_writer_serves_on_while_such_entries_come(attacked: Attacked) -> None:
-    """The writer process ended, again after each start."""
     run = attacked.run
     attacked.writer().release()
     feeder, ended, end = attacked.feeder(), False, time.monotonic() + 30
@@ -175,7 +173,6 @@ def test_the_writer_serves_on_while_such_entries_come(attacked: Attacked) -> Non
 
 
 def test_a_result_that_was_not_leased_is_not_committed(attacked: Attacked, caplog: pytest.LogCaptureFixture) -> None:
-    """A forged result for a unit that its sender never leased was committed."""
     run, writer = attacked.run, attacked.writer()
     held = run.claim(0, "honest")
     read_token = attacked.hostile.hget(run.key("owner"), "0").decode()
@@ -192,7 +189,6 @@ def test_a_result_that_was_not_leased_is_not_committed(attacked: Attacked, caplo
 
 
 def test_a_published_result_cannot_be_put_aside(attacked: Attacked) -> None:
-    """A worker could write another result's place in the stream over that of a published one."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     ours = new_token(run.gen, "hostile")
@@ -207,7 +203,6 @@ def test_a_published_result_cannot_be_put_aside(attacked: Attacked) -> None:
 
 
 def test_a_result_that_was_not_leased_takes_no_file_of_another_away(attacked: Attacked) -> None:
-    """The writer removed whatever staging file an entry named that it did not take."""
     run, writer = attacked.run, attacked.writer()
     data, token = run.data(0), run.claim(0, "honest")
     path = run.layout.staging / f"{run.units[0].unit_id}.{token.replace(':', '_')}.arrow"
@@ -301,7 +296,6 @@ BAD: dict[str, Callable[[], dict[str, str | bytes | int]]] = {
 def test_a_result_with_a_fault_is_done_again_and_nothing_is_lost(
     attacked: Attacked, caplog: pytest.LogCaptureFixture, fields: Callable[[], dict[str, str | bytes | int]]
 ) -> None:
-    """Arrow with bad inner offsets ended the writer (SIGSEGV), and compressed bodies took any memory."""
     run, writer = attacked.run, attacked.writer()
     token = run.claim(0, "hostile")
     assert (
@@ -333,7 +327,6 @@ def test_a_unit_whose_results_have_faults_again_and_again_is_a_failure_that_says
 
 
 def test_no_mutation_of_a_result_crashes_its_reader() -> None:
-    """Every byte of a result is a worker's; a mutated one ended the writer in 1 of some 100 tries."""
     script = Path(__file__).with_name("mutated_results.py")
     ended = subprocess.run([sys.executable, str(script), "22", "3000"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -344,7 +337,6 @@ def test_no_mutation_of_a_result_crashes_its_reader() -> None:
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "endless"])
 def test_a_staging_file_that_is_no_file_holds_nobody_up(attacked: Attacked, kind: str) -> None:
-    """The writer waited for a pipe for ever, followed links, and took memory by a file's length."""
     run, writer = attacked.run, attacked.writer()
     data, token = run.data(0), run.claim(0, "hostile")
     path = run.layout.staging / f"{run.units[0].unit_id}.{token.replace(':', '_')}.arrow"
@@ -412,7 +404,6 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command
 def test_a_queue_that_a_worker_calls_another_one_is_put_right(
     attacked: Attacked, name: str, value: str | bytes
 ) -> None:
-    """A run that a worker calls done was never fed again, and one that is not UTF-8 ended services."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     writer.drain()
@@ -426,7 +417,6 @@ def test_a_queue_that_a_worker_calls_another_one_is_put_right(
 
 @pytest.mark.parametrize("trimmed", [False, True], ids=["seen", "unseen"])
 def test_a_stream_that_takes_nothing_more_is_made_anew(attacked: Attacked, trimmed: bool) -> None:
-    """An entry with the greatest id there is left no id for any other, and the run stood still for good."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     writer.drain()
@@ -449,7 +439,6 @@ def test_results_that_a_worker_trims_away_are_made_again(attacked: Attacked) -> 
 
 
 def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker could fill the broker, and with the writer's next read its memory, again after each start."""
     writer = attacked.writer()
     assert writer.inbox.read() == []
     monkeypatch.setattr("embq.core.queue.result_stream.LIMIT_BYTES", 100_000)
@@ -464,7 +453,6 @@ def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, mo
 
 
 def test_entries_larger_than_any_result_are_passed_by(attacked: Attacked) -> None:
-    """Three of 200 MB cost the writer 762 MB."""
     writer = attacked.writer()
     large = b"x" * (17 << 20)
     attacked.add({"u": "0", "token": "t", "data": large})
@@ -481,7 +469,6 @@ def test_entries_larger_than_any_result_are_passed_by(attacked: Attacked) -> Non
 
 
 def test_a_worker_cannot_take_the_lists_of_all_services_away(attacked: Attacked) -> None:
-    """A worker could make a text of `embq:workers`, which ended producer, writer and status."""
     for key in (WORKERS, SERVICES):
         for command in (("SET", key, "x"), ("DEL", key)):
             with pytest.raises(NoPermissionError):

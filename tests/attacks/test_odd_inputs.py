@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import shutil
@@ -20,7 +19,6 @@ import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from safetensors.torch import save_file
 
 from embq.app.verify.findings import Findings
@@ -33,11 +31,7 @@ from embq.producer.retry import FailureFilter, retry
 from embq.sources.kinds import SOURCES, kind_of
 from embq.sources.reader_options import ReadOptions
 from embq.worker.embedders.base import Embedder
-from embq.worker.embedders.image.decoding import Picture, open_image
-from embq.worker.embedders.image.pixels import pixels_of
 from embq.worker.embedders.registry import load
-from tests.e2e.check import check_complete
-from tests.e2e.session import ended, succeed
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
 from tests.support.second_reader.checks import verify
@@ -90,7 +84,7 @@ def refusal_of(path: Path) -> SourceError:
     return caught.value
 
 
-# --- 15: what `embq verify` took for wrong ---
+# --- what `embq verify` took for wrong ---
 
 
 def test_texts_that_are_damaged_from_their_start_and_fail_whole_pass_their_verification(tmp_path: Path) -> None:
@@ -125,7 +119,6 @@ def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, t
 
 
 def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(tmp_path: Path) -> None:
-    """Its units are planned by the retry, and stand behind one that could not be cut."""
     path, out = tmp_path / "t.jsonl.gz", tmp_path / "out"
     path.write_bytes(bytes(9) + gzip.compress(lines(0, 9))[9:])
     build(out, [path])
@@ -136,22 +129,7 @@ def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(t
     assert (report.violations, report.failures, report.rows) == ((), 0, 9)
 
 
-@pytest.mark.slow
-def test_a_text_that_was_mended_and_got_more_lines_end_to_end(short_tmp: Path) -> None:
-    """The same by the commands."""
-    texts, root = short_tmp / "f.jsonl", short_tmp / "out"
-    texts.write_bytes(lines(0, 7) + b'{"id": "k7", "te\n' + lines(8, 30))
-    command = ("run", texts, "-o", root, "-m", MODEL, "--unit-size", "10", "--quiet")
-    assert ended(*command)[0] == 3
-    texts.write_bytes(lines(0, 45))
-    succeed("retry", root, "--quiet")
-    succeed(*command)
-    check_complete(root, {f"k{n}": f"text {n}".encode() for n in range(45)}, units=6, dim=DIM)
-    succeed("verify", root)
-
-
 def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
-    """Units of a later generation must go on where the mended source was left, by byte and by ordinal."""
     path = tmp_path / "f.jsonl"
     path.write_bytes(lines(0, 30))
     units = units_of(path, ReadOptions(unit_samples=10))
@@ -191,7 +169,7 @@ def test_a_slice_of_an_xz_file_is_read_a_second_time_from_anywhere_in_it(tmp_pat
         assert keys == [f"k{n}" for n in range(unit.first, unit.first + (unit.samples or 0))]
 
 
-# --- 15: shards ---
+# --- shards ---
 
 
 def member(
@@ -238,7 +216,6 @@ def test_members_are_named_as_their_headers_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keyword", [b"path", b"size"])
 def test_an_empty_pax_record_withdraws_what_a_record_before_it_says(keyword: bytes, tmp_path: Path) -> None:
-    """An empty `path=` made `verify` miss the sample, an empty `size=` all behind it."""
     path = tmp_path / "s.tar"
     path.write_bytes(archive(pax(b"x", keyword) + member(b"a.jpg", b"first") + member(b"b.jpg", b"second")))
     assert [(s.key, s.image) for s in read_twice(path)] == [("a", b"first"), ("b", b"second")]
@@ -249,7 +226,6 @@ def test_an_empty_pax_record_withdraws_what_a_record_before_it_says(keyword: byt
 @pytest.mark.skipif(shutil.which("tar") is None, reason="GNU tar is not on PATH")
 @pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax", "ustar", "v7"])
 def test_what_gnu_tar_writes_passes_its_verification(form: str, tmp_path: Path) -> None:
-    """In its incremental archives the time of the last access was read as a prefix."""
     folder = tmp_path / "in" / "photos"
     folder.mkdir(parents=True)
     for n in range(3):
@@ -262,7 +238,7 @@ def test_what_gnu_tar_writes_passes_its_verification(form: str, tmp_path: Path) 
     assert (report.violations, report.rows, report.vectors_recomputed) == ((), 3, 3)
 
 
-# --- 17: zstd of several frames ---
+# --- zstd of several frames ---
 
 
 def skippable(content: bytes, number: int = 0) -> bytes:
@@ -281,7 +257,6 @@ FRAMES = {
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_zstd_of_several_frames_is_read_as_zstd_reads_it(kind: str, tmp_path: Path) -> None:
-    """A skippable frame was refused as something else behind the end, or as a lost beginning."""
     path = tmp_path / "t.jsonl.zst"
     path.write_bytes(FRAMES[kind])
     assert [s.key for s in read_twice(path)] == [f"k{n}" for n in range(30)]
@@ -312,18 +287,16 @@ def test_texts_and_shards_that_pzstd_compresses_pass_their_verification(tmp_path
     ids=["cut after a frame", "cut", "junk after a frame", "junk"],
 )
 def test_zstd_that_is_cut_or_followed_by_junk_fails_whole(data: bytes, code: str, tmp_path: Path) -> None:
-    """Frames that are not whole are errors, as before."""
     path = tmp_path / "t.jsonl.zst"
     path.write_bytes(data)
     assert refusal_of(path).code == code
 
 
-# --- 21: what was called cut ---
+# --- what was called cut ---
 
 
 @pytest.mark.parametrize("name", ["t.jsonl.xz", "t.csv.xz", "t.txt", "s.tar.xz", "s.tar"])
 def test_lzma_alone_is_named(name: str, tmp_path: Path) -> None:
-    """A shard that `lzma` compressed was called cut, and a text damaged."""
     path = tmp_path / name
     data = archive(member(b"a.jpg", b"a")) if ".tar" in name else b"text\n" * 500
     path.write_bytes(lzma.compress(data, format=lzma.FORMAT_ALONE))
@@ -337,7 +310,6 @@ def test_lzma_alone_is_named(name: str, tmp_path: Path) -> None:
     ("zeros", "code"), [(1024 + 100, "shard_trailing_data"), (10_239, "shard_trailing_data"), (700, "shard_truncated")]
 )
 def test_odd_padding_of_a_shard_is_named(zeros: int, code: str, tmp_path: Path) -> None:
-    """A shard with its end-of-archive marker and more zeros than whole blocks was called cut."""
     path = tmp_path / "s.tar"
     path.write_bytes(member(b"a.jpg", b"a") + bytes(zeros))
     error = refusal_of(path)
@@ -345,54 +317,13 @@ def test_odd_padding_of_a_shard_is_named(zeros: int, code: str, tmp_path: Path) 
     assert "end-of-archive marker" in error.message
 
 
-# --- 20: JPEGs with something between their markers ---
-
-
-def jpeg(**options: object) -> bytes:
-    data = io.BytesIO()
-    shades = np.add.outer(np.arange(600) // 3, np.arange(800) // 16)
-    Image.fromarray(shades.astype(np.uint8)[..., None].repeat(3, 2)).save(data, "JPEG", quality=95, **options)
-    return data.getvalue()
-
-
-@pytest.mark.parametrize(
-    "junk", [b"junk", bytes(3), b"ab\xff\0cd", b"\xff\xff\0"], ids=["text", "zeros", "no marker", "255"]
-)
-@pytest.mark.parametrize("marker", [0xDB, 0xC0, 0xC4, 0xDA])
-@pytest.mark.parametrize("progressive", [False, True])
-def test_what_stands_between_the_markers_of_a_jpeg_is_skipped(junk: bytes, marker: int, progressive: bool) -> None:
-    """Such JPEGs were called truncated; `cpu-fast` made another picture of those that were not."""
-    whole = jpeg(progressive=progressive)
-    at = whole.index(bytes([0xFF, 0xC2 if progressive and marker == 0xC0 else marker]))
-    data = whole[:at] + junk + whole[at:]
-    with Picture(Sample(ordinal=0, key="k", image=data)) as picture:
-        pixels = picture.pixels()
-        assert pixels is not None
-        assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(data))))
-    # The literal path, and those that decode in another way, off by as much as they are for the whole file.
-    off = {"reference": 0, "cpu-exact": 1, "cpu-fast": 8}
-    for decode, most in off.items():
-        made, wanted = pixels_of(112, decode).of(data), pixels_of(112, "reference").of(whole)
-        assert np.abs(made.astype(int) - wanted).max() <= most, decode
-
-
-@pytest.mark.parametrize("end", [b"", b"\xff\0" * 1000, b"\xff" * 1000, b"\xff\xc0"])
-def test_a_jpeg_that_ends_before_its_frame_is_truncated(end: bytes) -> None:
-    """No marker is made up where there is none."""
-    whole = jpeg()
-    with pytest.raises(SampleError) as caught:
-        open_image(whole[: whole.index(b"\xff\xc0")] + b"junk" + end)
-    assert caught.value.code == "truncated"
-
-
-# --- 21: byte order marks ---
+# --- byte order marks ---
 
 MARK = "\ufeff".encode()
 
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])
 def test_a_byte_order_mark_is_removed_at_the_start_of_a_text_only(suffix: str, tmp_path: Path) -> None:
-    """It was removed at the start of every line."""
     packed = COMPRESS.get(suffix, bytes)
     plain, table = tmp_path / f"t.txt{suffix}", tmp_path / f"t.jsonl{suffix}"
     plain.write_bytes(packed(MARK + b"first\n" + MARK + b"second\n" + MARK))
@@ -414,7 +345,6 @@ def test_a_slice_that_does_not_begin_its_file_keeps_a_byte_order_mark(tmp_path: 
 
 
 def test_a_byte_order_mark_in_a_table_is_part_of_its_value(tmp_path: Path) -> None:
-    """It was removed from ids and texts of every row, and kept the header's quotes in a name."""
     path = tmp_path / "t.csv"
     path.write_bytes(MARK + b'"id","text"\n' + MARK + b"a," + MARK + b"one\n")
     assert [(s.key, s.text) for s in read_twice(path)] == [("\ufeffa", "\ufeffone")]
@@ -431,7 +361,7 @@ def test_captions_and_metadata_of_shards_may_begin_with_a_byte_order_mark(tmp_pa
     assert [(s.text, s.metadata) for s in read_twice(path)] == [("caption", '{"n":1}')]
 
 
-# --- 21: the codes of the documentation ---
+# --- the codes of the documentation ---
 
 
 def loaded_clip(folder: Path, **text: object) -> Embedder:
@@ -447,7 +377,6 @@ def loaded_clip(folder: Path, **text: object) -> Embedder:
 
 
 def test_a_token_that_a_clip_model_has_no_vector_for_fails_its_text_alone(tmp_path: Path) -> None:
-    """The documentation promises `unknown_token`, and an open_clip model ended its worker."""
     tokenizer = word_pieces()
     tokenizer.add_tokens(["zebra"])
     tokenizer.save_pretrained(tmp_path)

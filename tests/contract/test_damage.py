@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +16,11 @@ import embq.sources.reader_process.client
 from embq.core.errors import InputError
 from embq.core.units import Unit
 from embq.testing.sources import ROWS, Case
-from tests.contract.inputs import CASES, write_shard
-from tests.contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
+from tests.contract.inputs import CASES
+from tests.contract.reading import CPU_S, UNNAMED, Ended, Reading, reading
 
 FILES = [case for case in CASES if case.kind != "files"]
 PLAIN_TEXTS = ("csv", "jsonl", "lines")
-BLOCK = 512
 
 
 @pytest.fixture(params=FILES, ids=str)
@@ -86,38 +84,6 @@ def assert_nothing_is_lost(units: list[Unit], found: list[Ended], keys: int) -> 
 
 
 # --- shards ---
-
-
-def places_of(data: bytes) -> dict[str, range]:
-    """The parts of an archive of `ROWS` that ends in zeros, by their offsets."""
-    end = len(ROWS) * 4 * BLOCK  # two members for each, of one block behind a header
-    assert any(data[end - BLOCK : end])
-    assert not any(data[end:])
-    return {"members": range(end), "end marker": range(end, end + 2 * BLOCK), "zeros": range(end, len(data))}
-
-
-def test_a_shard_cut_at_500_places_or_with_200_flipped_bytes_loses_nothing_unsaid(tmp_path: Path) -> None:
-    shard = Damaged(Case(kind="tar", write=write_shard, change=Path.touch, listing=[]), tmp_path)
-    rng = random.Random(500)
-    places = places_of(shard.whole)
-    borders = [border + by for border in range(0, places["end marker"].stop + BLOCK, BLOCK) for by in (-1, 0, 1)]
-    cuts = {
-        *rng.sample(sorted({at for at in borders if 0 <= at < len(shard.whole)}), 240),
-        *rng.sample(places["members"], 200),
-        *rng.sample(places["end marker"], 40),
-        *rng.sample(places["zeros"], 40),
-    }
-    copies = [shard.whole[:at] for at in sorted(cuts)][:500] + list(flipped(shard.whole, 200, rng))
-    assert len(copies) == 700
-    outcomes: Counter[Ended] = Counter()
-    for copy in copies:
-        shard.becomes(copy)
-        for units in (shard.planned, shard.planned_now()):
-            found = [ended(unit) for unit in units]
-            assert_nothing_is_lost(units, found, len(ROWS))
-            outcomes.update(found)
-    # Each kind of damage was met, and what is harmless was not refused: a byte of a picture, the zeros at the end.
-    assert {"shard_changed", "shard_truncated", "shard_no_end_marker", "shard_bad_header", len(ROWS)} <= set(outcomes)
 
 
 # --- every kind ---

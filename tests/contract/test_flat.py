@@ -568,30 +568,6 @@ def test_the_flash_kernel_is_called_whatever_else_torch_has() -> None:
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
-def test_the_varlen_attention_of_this_torch_chooses_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given that cuDNN suits each call, as on a Hopper GPU, then the call is one of flash all the same."""
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    if not hasattr(varlen, "_select_backend"):
-        pytest.skip("this torch does not choose between kernels as 2.15 does")
-    chosen: list[int] = []
-    select = varlen._select_backend
-
-    def watched(*args: Any) -> int:
-        chosen.append(select(*args))
-        raise InterruptedError("the kernels are for GPUs")
-
-    monkeypatch.setattr(varlen, "_cudnn_rejection_reasons", lambda *args: [])
-    monkeypatch.setattr(varlen, "_select_backend", watched)
-    texts, tokens = two_texts()
-    with pytest.raises(InterruptedError):
-        varlen.varlen_attn(tokens, tokens, tokens, texts.starts, texts.starts, 4, 4)
-    with pytest.raises(InterruptedError):
-        flat_attention._kernel_of_torch(varlen.varlen_attn)(
-            tokens, tokens, tokens, texts=texts, scale=None, window=EVERYWHERE
-        )
-    assert chosen == [varlen._CUDNN_ATTENTION_BACKEND, varlen._FLASH_ATTENTION_BACKEND]
-
-
 # --- on a GPU ---
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -307,87 +306,3 @@ def test_weights_that_cannot_be_cast_back_end_the_process(
         monkeypatch.setattr(there._network, "_pass", while_others_take_the_rest)
         with pytest.raises(DeviceError, match="cast back"):
             there.embed_in_fp32(ready)
-
-
-# --- the simulation ---
-
-
-@needs_none
-class TestSimulatedCards:
-    """The traps of CUDA, without which the tests above would prove nothing."""
-
-    def test_a_copy_to_the_host_is_there_when_an_event_of_its_own_stream_was_waited_for(self) -> None:
-        with fake_cuda.installed():
-            there = torch.arange(4, device=SECOND).float()
-            copy = there.to("cpu", non_blocking=True)
-            of_first = torch.cuda.Event()
-            of_first.record()
-            of_first.synchronize()
-            assert copy.tolist() != [0, 1, 2, 3]
-            with torch.cuda.device(1):
-                of_second = torch.cuda.Event()
-                of_second.record()
-            of_second.synchronize()
-            assert copy.tolist() == [0, 1, 2, 3]
-            with pytest.raises(AssertionError, match="event on cuda:0"):
-                fake_cuda.assert_only_on(1)
-
-    def test_a_copy_from_pinned_memory_reads_it_when_it_runs(self) -> None:
-        with fake_cuda.installed():
-            here = torch.zeros(4).pin_memory()
-            there = here.to(SECOND, non_blocking=True)
-            ordinary = torch.zeros(4)
-            at_once = ordinary.to(SECOND, non_blocking=True)
-            here.fill_(7)
-            ordinary.fill_(7)
-            assert there.tolist() == [7] * 4
-            assert at_once.tolist() == [0] * 4
-
-    def test_a_stream_sees_what_another_makes_only_behind_an_event(self) -> None:
-        with fake_cuda.installed():
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                made = torch.arange(3, device="cuda").float()
-            assert (made + 0).tolist() != [0, 1, 2]
-            torch.cuda.current_stream().wait_stream(stream)
-            assert (made + 0).tolist() == [0, 1, 2]
-
-    def test_a_graph_computes_what_is_in_its_memory_when_it_is_replayed(self) -> None:
-        with fake_cuda.installed(), torch.inference_mode():
-            given = torch.ones(2, device="cuda")
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                made = given * 2
-            given.fill_(21)
-            graph.replay()
-            assert made.tolist() == [42, 42]
-
-    def test_memory_is_counted_and_given_back(self) -> None:
-        with fake_cuda.installed([{"bytes": 2**20}]) as state:
-            there = torch.zeros(2**17, device="cuda")
-            assert state.cards[0].used == 2**19
-            view = there[5:]
-            del there
-            with pytest.raises(torch.OutOfMemoryError):
-                torch.zeros(2**18, device="cuda")
-            del view
-            torch.cuda.synchronize()
-            assert state.cards[0].used == 0
-
-    def test_every_thread_begins_on_the_first_card(self) -> None:
-        seen: list[int] = []
-        with fake_cuda.installed(), torch.cuda.device(1):
-            thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_device()))
-            thread.start()
-            thread.join()
-            assert torch.cuda.current_device() == 1
-        assert seen == [0]
-        assert not torch.cuda.is_available()
-
-    @pytest.mark.parametrize(
-        ("asked", "numbers"),
-        [(None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("0,-1,1", [0]), ("", []), ("GPU-b", [1]), ("0,0", [])],
-    )
-    def test_cuda_visible_devices_is_read_as_by_cuda(self, asked: str | None, numbers: list[int]) -> None:
-        made = fake_cuda.make_cards([{"uuid": "GPU-a"}, {"uuid": "GPU-b"}, {}])
-        assert [card.number for card in fake_cuda.visible(made, asked)] == numbers

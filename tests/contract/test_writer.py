@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -568,61 +567,6 @@ def test_a_writer_killed_before_the_close_is_followed_by_one_that_closes(
     second.step()
     assert second.finished
     assert kinds(run) == ["fence", "data", "fence", "close"]
-    run.assert_exact()
-
-
-@pytest.mark.parametrize("call", ["fsync", "rename", "link"])
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_writer_killed_at_any_call_is_followed_by_one_that_ends_exactly(
-    run: RunCase, monkeypatch: pytest.MonkeyPatch, call: str, at: int
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    first = run.writer()
-    for u in range(4):
-        run.work_one(u, failed=[2] if u == 3 else [])
-    real = getattr(os, call)
-    left = [at]
-
-    def kill(*args: object) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-        real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, kill)
-        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
-        try:
-            first.drain()
-        except Killed:
-            pass
-        else:
-            assert left[0] >= 0
-    second = run.writer()
-    run.finish(second)
-    rows = {key: values for _, key, values in run.rows()}
-    assert len(run.rows()) == len(rows) == 8 * 3 - 1
-    assert run.failures() == [("3:2", "decode")]
-    assert sorted(run.committed_units()) == list(range(8))
-
-
-def test_a_full_disk_stops_the_writer_and_loses_nothing(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = run.writer()
-    run.work_one(0)
-    writer.step()
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", full)
-        with pytest.raises(OutputError) as caught:
-            writer.flush()
-    assert caught.value.code == "no_space"
-    second = run.writer()
-    run.finish(second)
     run.assert_exact()
 
 

@@ -355,12 +355,6 @@ class Ledger:
         owners = client.hgetall(self.key("owner")) if client is not None else {}
         return [u.decode() for u, token in owners.items() if f":{worker}:" in token.decode()]
 
-    def most_attempts(self, worker: str) -> int:
-        """The most attempts that are charged to any of the units whose lease a worker has."""
-        client = self.client()
-        held = self.held_by(worker)
-        return max((int(n or 0) for n in client.hmget(self.key("att"), held)), default=0) if client and held else 0
-
     def workers(self) -> dict[int, dict[str, Any]]:
         """Process id -> what each worker last said of itself."""
         try:

@@ -299,17 +299,6 @@ def test_a_failed_command_leaves_a_run_of_another_process_alone(short_tmp: Path)
         assert root.exists() is stays
 
 
-@pytest.mark.parametrize("verb", ["resume", "status", "verify", "failures"])
-def test_a_folder_without_a_run_is_named(short_tmp: Path, verb: str) -> None:
-    (short_tmp / "empty").mkdir()
-    for folder in ("empty", "none"):
-        status, stdout, stderr = called(verb, short_tmp / folder)
-        assert (status, stdout) == (65, ""), stderr
-        assert stderr.startswith("error["), stderr
-        assert "  next:  " in stderr
-    assert list((short_tmp / "empty").iterdir()) == []
-
-
 def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
     texts = short_tmp / "texts.jsonl"
     write_texts(texts, 3)
@@ -375,32 +364,6 @@ def test_a_read_only_output_is_refused(short_tmp: Path) -> None:
     script = f'mount -t tmpfs -o ro none "$2" && embq run "$1" -o "$2/out" -m {MODEL}'
     done = in_namespace(script, texts, disk)
     assert_refused(done.returncode, done.stdout, done.stderr, exits=74, code="not_writable", says="Read-only")
-
-
-@pytest.mark.slow  # fault S3 looks at it for each format
-def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path) -> None:
-    texts, disk, kept = short_tmp / "texts.jsonl", short_tmp / "disk", short_tmp / "kept"
-    expected = write_texts(texts, 2000)
-    disk.mkdir()
-    # 2,000 rows of 512 half floats are 2 MB, written at least twice; 1.5 MB are left for them at first.
-    script = f"""
-        mount -t tmpfs -o size=24m none "$2" || exit 99
-        head -c {24 * 1024 * 1024 - 1536 * 1024} /dev/zero > "$2/ballast"
-        embq run "$1" -o "$2/out" -m stub:512 --unit-size 20 --transport payload --quiet
-        first=$?
-        rm "$2/ballast"
-        embq resume "$2/out" --quiet >&2
-        second=$?
-        cp -r "$2/out" "$3"
-        echo "$first $second"
-    """
-    done = in_namespace(script, texts, disk, kept)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "74 0", done.stderr + logs(kept)
-    assert "error[no_space]: " in done.stderr
-    assert "embq resume" in done.stderr
-    assert "Traceback" not in done.stderr + logs(kept)
-    check_complete(kept, expected, units=100, dim=512)
 
 
 # --- the data ---

@@ -8,8 +8,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,15 +27,6 @@ from tests.e2e.session import process_ended as ended
 from tests.support.outputs.build import build
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "torchvision", "transformers", "sentence_transformers", "open_clip", "h5py")
-
-PROBE = """
-import sys
-from embq.app.cli.entry_point import run
-status = run(sys.argv[1:])
-print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
-sys.exit(status)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +49,6 @@ def succeed(*arguments: str | Path, **options: Any) -> str:
     status, stdout, stderr = ended(*arguments, **options)
     assert status == 0, stderr
     return stdout
-
-
-def modules_of(*arguments: str | Path, broker: str) -> set[str]:
-    """The top-level modules that a command had imported when it ended well."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *map(str, arguments)],
-        env={**os.environ, "EMBQ_BROKER_URL": broker},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return set(done.stderr.splitlines()[-1].split())
 
 
 LISTING = """
@@ -144,7 +120,6 @@ def with_the_packages_of(tmp_path: Path) -> Callable[[str], dict[str, str]]:
 def test_each_role_does_its_work_with_what_its_image_holds(
     tmp_path: Path, broker: EmbeddedServer, with_the_packages_of: Callable[[str], dict[str, str]]
 ) -> None:
-    """A producer without numpy, which the worker's share of the code imported, ended at each start."""
     url = {"EMBQ_BROKER_URL": broker.url}
     extras = re.findall(r"requirements\.py (.+) > requirements", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
     of_producer, of_writer, of_worker = (line.replace('"$FAISS" ${EXTRAS}', "index") for line in extras)
@@ -196,11 +171,6 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert "--help" in help_
 
 
-@pytest.mark.parametrize("verb", list(VERBS))
-def test_every_verb_stands_in_the_reference(verb: str) -> None:
-    assert f"embq {verb}" in (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-
-
 def test_help_comes_at_once() -> None:
     took = []
     for _ in range(3):
@@ -216,33 +186,6 @@ def test_the_version_is_printed() -> None:
     from embq import __version__
 
     assert succeed("--version").strip() == f"embq, version {__version__}"
-
-
-def test_enqueue_and_status_need_none_of_the_heavy_libraries(short_tmp: Path, broker: EmbeddedServer) -> None:
-    write_texts(short_tmp / "texts.jsonl", 20)
-    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "open_clip:ViT-B-32/openai"]
-    for command in (enqueue, ["status"], ["status", short_tmp / "out"]):
-        found = modules_of(*command, broker=broker.url)
-        assert "embq" in found
-        assert found.isdisjoint(HEAVY)
-
-
-def test_the_list_of_verbs_needs_neither_redis_nor_pyarrow(broker: EmbeddedServer) -> None:
-    assert modules_of("--help", broker=broker.url).isdisjoint({*HEAVY, "numpy", "pyarrow", "redis", "rq", "rich"})
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("stats", "status"), ("enque", "enqueue"), ("verfy", "verify")])
-def test_a_verb_that_is_misspelt_is_suggested(typed: str, meant: str) -> None:
-    status, stdout, stderr = called(typed)
-    assert (status, stdout) == (2, "")
-    assert f"Did you mean {meant}?" in stderr
-
-
-def test_a_command_without_its_arguments_is_a_usage_error() -> None:
-    for verb in ("run", "enqueue", "resume", "verify", "failures"):
-        status, stdout, stderr = called(verb)
-        assert (status, stdout) == (2, ""), verb
-        assert "Missing" in stderr
 
 
 def test_stdout_holds_data_and_nothing_else(short_tmp: Path, finished: Path, broker: EmbeddedServer) -> None:

@@ -6,7 +6,6 @@ import json
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ import redis
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
-from embq.core.queue.heartbeats import SERVICE_REPORTS, Device
-from embq.core.queue.reporting import this_service
-from embq.core.queue.scripts import load_scripts
 from tests.e2e.check import check_complete
 from tests.e2e.services import DIM, Services
 from tests.e2e.session import Ledger, await_in, closed, ended, process_ended, started, write_texts
@@ -118,24 +114,6 @@ def test_auto_without_a_gpu_says_in_its_first_line_that_the_cpu_computes(own_ser
         first = worker.stderr.splitlines()[0]
     assert " warning supervisor devices devices=cpu " in first
     assert "the CPU computes" in first
-
-
-@pytest.mark.slow
-def test_a_device_that_joins_later_refuses_a_precision_that_it_lacks_and_names_the_option(
-    own_server: EmbeddedServer, own_client: redis.Redis, short_tmp: Path
-) -> None:
-    card = Device(device="cuda:0", name="Tesla V100", state="idle", worker="", precisions=("fp16", "fp32"))
-    there = replace(this_service("worker", version="1.0"), devices=(card,))
-    SERVICE_REPORTS.report(own_client, there, scripts=load_scripts(own_client))
-    with ExitStack() as stack:
-        services = Services(stack, own_server, start=())
-        services.enqueue(short_tmp / "out", 2, model="minilm")
-        assert services.status(short_tmp / "out")["precision"] == "fp16"
-        for verb in ("writer", "producer", "worker"):
-            services.start(verb)
-        refusal = "a CPU does not compute in fp16; --precision fp32 when the run is made admits this device"
-        services.until(lambda: refusal in " ".join(json.loads(services.call("status", "--json"))["warnings"]))
-        assert services.services["worker"].process.poll() is None
 
 
 def test_a_run_of_another_protocol_version_shows_in_status(own_server: EmbeddedServer, own_client: Any) -> None:

@@ -16,7 +16,6 @@ from tests.e2e.check import check_complete
 from tests.e2e.services import DIM, Services
 from tests.e2e.session import closed, process_ended, run_of, started
 from tests.faults.kit.clock import WallClock
-from tests.faults.kit.disk import DiskError, SmallDisk
 
 HOUR_S = 3600.0
 
@@ -64,36 +63,6 @@ def test_a_worker_that_may_not_read_the_inputs_is_named_by_the_failure(
         told = services.call("failures", root)
     assert "source_denied" in told
     assert f"outside of what the worker on {socket.gethostname()} may read (/nowhere)" in told
-
-
-@pytest.mark.slow
-def test_a_read_only_output_is_told_by_the_writer_and_goes_on_by_itself(
-    own_server: EmbeddedServer, short_tmp: Path
-) -> None:
-    try:
-        disk = SmallDisk(64)
-    except DiskError as error:
-        pytest.skip(str(error))
-    with ExitStack() as stack:
-        stack.callback(disk.close)
-        root = disk.path / "out"
-        services = Services(stack, own_server, start=("producer",), workers=1)
-        texts = short_tmp / "texts.jsonl"
-        texts.write_text("".join(json.dumps({"id": f"k{n}", "text": f"text {n}"}) + "\n" for n in range(10)))
-        services.call("enqueue", texts, "-o", root, "-m", f"stub:{DIM}", "--unit-size", "5")
-        assert disk.set_read_only(True)
-        services.start("writer")
-        writer = services.services["writer"]
-        services.until(lambda: " run_not_written " in writer.stderr)
-        line = next(line for line in writer.stderr.splitlines() if " run_not_written " in line)
-        assert str(root) in line
-        assert "ead-only" in line
-        assert "next=" in line
-        assert disk.set_read_only(False)
-        services.start("worker")
-        services.until(lambda: closed(root))
-        expected = {f"k{n}": f"text {n}".encode() for n in range(10)}
-        check_complete(root, expected, units=2, dim=DIM)
 
 
 @pytest.mark.parametrize("hours", [5, pytest.param(-3, marks=pytest.mark.slow)])

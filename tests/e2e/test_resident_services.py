@@ -108,31 +108,6 @@ def test_shards_of_very_different_sizes_come_out_whole(services: Services, short
     assert output.rows is not None
 
 
-def test_a_shard_that_is_cut_fails_whole_and_the_others_complete(services: Services, short_tmp: Path) -> None:
-    shards, root = short_tmp / "shards", short_tmp / "out"
-    expected = write_shards(shards, 4, 10)
-    write_tar(shards / "repeated.tar", [("a.jpg", b"one"), ("a.jpg", b"two"), ("b.json", b"{}"), ("c.jpg", b"c")])
-    cut = shards / "00002.tar"
-    cut.write_bytes(cut.read_bytes()[:5000])
-    expected = {key: data for key, data in expected.items() if not key.startswith("002-")}
-
-    embed(services, root, shards, "-m", f"stub:{DIM}", status=3)
-
-    assert "1 units failed as a whole" in called("resume", root)[1]
-    output = check_complete(
-        root,
-        {**expected, "a": b"one", "c": b"c"},
-        units=5,
-        dim=DIM,
-        failures={"": "shard_truncated", "a": "duplicate_key", "b": "missing_member"},
-    )
-    assert output.records[-1]["totals"]["quarantined"] == 1
-    groups = json.loads(succeed("failures", root, "--json"))["groups"]
-    (whole,) = [group for group in groups if group["code"] == "shard_truncated"]
-    assert whole["examples"][0]["source"] == str(cut)
-    succeed("verify", root)
-
-
 # --- several models ---
 
 

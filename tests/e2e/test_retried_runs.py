@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
-import signal
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from embq.core.broker.client import connect
-from embq.core.broker.embedded import EmbeddedServer
-from embq.core.queue.keys import RUNS
-from tests.e2e.check import check_complete, read_output
-from tests.e2e.session import called, ended, started, succeed, write_tar, write_texts
+from tests.e2e.check import check_complete
+from tests.e2e.session import called, ended, succeed, write_tar
 
 DIM = 16
 MODEL = f"stub:{DIM}?decode=1"
-
-KILLS = 6
 
 
 def picture(number: int) -> bytes:
@@ -98,75 +88,3 @@ def test_corrupt_images_are_mended_in_their_place_and_retried(images: int, corru
     assert (report["rows"], report["failures"], report["vectors_recomputed"]) == (images, 0, images)
     assert json.loads(succeed("failures", root, "--json"))["groups"] == []
     assert "nothing to retry" in called("retry", root)[2]
-
-
-@pytest.mark.slow
-def test_a_shard_that_was_cut_is_retried_as_a_whole_and_what_still_fails_is_told(short_tmp: Path) -> None:
-    root, folder = short_tmp / "out", short_tmp / "in"
-    expected = write(folder, 100, frozenset({99}))
-    shard = folder / "3.tar"
-    content = shard.read_bytes()
-    shard.write_bytes(content[: len(content) // 2])
-    status, stdout, _ = ended("run", *sorted(folder.glob("*.tar")), "-o", root, "-m", MODEL, "--json")
-    account = json.loads(stdout.splitlines()[-1])
-    assert (status, account["units"]["quarantined"], account["failures"]) == (3, 1, 2)
-
-    shard.write_bytes(content)
-    status, stdout, stderr = ended("retry", root, "--json")
-    account = json.loads(stdout.splitlines()[-1])
-    assert (status, account["units"]["quarantined"], account["failures"]) == (3, 0, 1), stderr
-    in_shards = {key: data for key, data in expected.items() if not key.endswith(".jpg")}
-    check_complete(root, in_shards, units=7, dim=DIM, failures={"s0099": "truncated"})
-    succeed("verify", root)
-    (group,) = json.loads(succeed("failures", root, "--json"))["groups"]
-    assert [example["attempt"] for example in group["examples"]] == [2]
-
-
-@pytest.fixture
-def broker() -> Iterator[EmbeddedServer]:
-    """A server of which only this file's runs are known."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
-
-
-@pytest.mark.slow
-def test_a_retry_that_is_killed_at_random_moments_and_repeated_has_each_failure_once(
-    short_tmp: Path, broker: EmbeddedServer
-) -> None:
-    rng = random.Random(int(os.environ.get("EMBQ_TEST_SEED", "4")))
-    root, texts = short_tmp / "out", short_tmp / "t.jsonl"
-    expected = write_texts(texts, 900)
-    good, bad = texts.read_text().splitlines(), {key for key in expected if key.startswith("k1")}
-    pairs = zip(expected, good, strict=True)
-    cut = [json.dumps({"id": key, "text": ""}) if key in bad else line for key, line in pairs]
-    texts.write_text("\n".join(cut) + "\n")
-    assert ended("run", texts, "-o", root, "-m", f"stub:{DIM}", "--unit-size", "3", "-q")[0] == 3
-    texts.write_text("\n".join(good) + "\n")
-    before = read_output(root)
-    assert len(before.failures) == len(bad)
-
-    command = ["retry", str(root)]
-    environment = {"EMBQ_BROKER_URL": broker.url}
-    began = time.monotonic()
-    succeed(*command, "--dry-run")
-    whole_s = 1.5 * (time.monotonic() - began)
-    ends = []
-    for _ in range(KILLS):
-        with started(*command, environment=environment) as retry:
-            until = time.monotonic() + rng.random() * whole_s
-            while retry.process.poll() is None and time.monotonic() < until:
-                time.sleep(0.001)
-            retry.signal(signal.SIGKILL)
-            ends.append(retry.process.wait())
-        there = read_output(root)  # all that the manifest names is there
-        assert len(there.manifest) in (len(before.manifest), len(before.manifest) + len(there.retries))
-    assert -signal.SIGKILL in ends
-    succeed(*command, environment=environment)
-    with connect(broker.url) as client:
-        assert client.hlen(RUNS) == 1
-    planned = read_output(root)
-    assert sum(retry["replaces"] for retry in planned.retries.values()) == len(bad)
-    assert list((root / "_tmp").iterdir()) == []
-
-    succeed("resume", root, "-q")
-    check_complete(root, expected, units=len(planned.manifest), dim=DIM)

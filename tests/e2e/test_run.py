@@ -34,7 +34,6 @@ from tests.e2e.session import (
     write_texts,
 )
 from tests.faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
-from tests.support.second_reader.checks import verify
 from tests.support.waiting import wait_until
 
 DIM = 16
@@ -319,86 +318,6 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
     for service in (*services, late):
         assert service.wait() == 0, service.said
         assert "Traceback" not in service.stderr
-
-
-@pytest.mark.slow
-def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp: Path, box: Box) -> None:
-    root = short_tmp / "out"
-    texts = write_texts(short_tmp / "texts.jsonl", 1000)
-    gate = short_tmp / "gate"
-    model = f"stub:{DIM}?ms_per_sample=4"
-    box.do("enqueue", short_tmp / "texts.jsonl", "-o", root, "-m", model, "--unit-size", "10")
-    services = [box.start("worker", "--devices", "cpu", sabotage=held_after(50, gate))]
-    services += [box.start("writer"), box.start("producer")]
-    await_in(services[0], lambda: len(committed(root)) >= 10)
-    for service in services:
-        service.signal(signal.SIGTERM)
-    let_go(gate)
-    for service in services:
-        assert service.wait() == 0, service.said
-    before = read_output(root)
-    assert len(before.tokens) < 100
-    for verb in ("producer", "writer"):
-        box.start(verb)
-    worker = box.start("worker", "--devices", "cpu", "--workers", "4")
-    await_in(worker, lambda: closed(root))
-    after = check_complete(root, texts, units=100, dim=DIM)
-    assert after.records[: len(before.records)] == before.records
-
-
-@pytest.mark.slow
-def test_units_are_added_while_a_run_works_and_after_it_was_closed(
-    short_tmp: Path, box: Box, own_client: redis.Redis
-) -> None:
-    root, folder = short_tmp / "out", short_tmp / "texts"
-    folder.mkdir()
-    texts = write_texts(folder / "0.jsonl", 400, name="a")
-    enqueue = ["enqueue", folder / "*.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10"]
-    enqueue += ["--unit-size", "10", "--json"]
-    first = json.loads(box.do(*enqueue))
-    # However slow this machine is: the worker has units in hand while others are added.
-    gate = short_tmp / "gate"
-    services = [box.start("worker", "--devices", "cpu", sabotage=held_after(30, gate))]
-    services += [box.start("writer"), box.start("producer")]
-    await_in(services[0], lambda: len(committed(root)) >= 5)
-    texts |= write_texts(folder / "1.jsonl", 50, name="b")
-    added = json.loads(box.do(*enqueue))
-    assert not closed(root)
-    assert own_client.exists(f"embq:{{{first['run']}}}:busy")
-    let_go(gate)
-    assert (added["new"], added["added"], added["units"]) == (False, 5, 45)
-    assert added["run"] == first["run"]
-    await_in(services[0], lambda: closed(root) and len(committed(root)) == 45)
-    check_complete(root, texts, units=45, dim=DIM)
-
-    # The log is closed and its writer has let go; a further file opens it again.
-    texts |= write_texts(folder / "2.jsonl", 95, name="c")
-    # A worker tells the speed of a time of work with its next report after it.
-    await_in(services[0], lambda: json.loads(box.do(*enqueue, "--dry-run"))["devices"] != [])
-    told = json.loads(box.do(*enqueue, "--dry-run"))
-    assert (told["run"], told["units_there"], told["units"], told["rows"]) == (first["run"], 45, 10, 95)
-    # 10 ms for each sample; what was in hand when the time began counts as well.
-    assert 0 < told["devices"][0]["rows_per_s"] < 150
-    assert json.loads(box.do(*enqueue))["added"] == 10
-    assert status_of(root, environment=box.environment)["units"]["total"] == 55
-    await_in(services[0], lambda: closed(root) and len(committed(root)) == 55)
-    after = check_complete(root, texts, units=55, dim=DIM)
-    assert after.ends == [40, 45, 55]
-    assert verify(root).ok
-
-    # A file that changed is refused by its name, also while everything is at rest.
-    write_texts(folder / "1.jsonl", 3, name="d")
-    status, _, said = ended(*enqueue, environment=box.environment)
-    assert (status, "1.jsonl (planned as version" in said) == (65, True), said
-    # `embq run` adds to the folder as well, with a broker of its own.
-    for service in services:
-        service.signal(signal.SIGTERM)
-    for service in services:
-        assert service.wait() == 0, service.said
-    texts |= write_texts(folder / "3.jsonl", 5, name="e")
-    run = ["run", folder / "3.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10", "--unit-size", "10", "-q"]
-    succeed(*run, "--devices", "cpu")
-    check_complete(root, texts, units=56, dim=DIM)
 
 
 def test_a_model_that_cannot_be_loaded_does_not_end_the_workers_of_other_runs(short_tmp: Path, box: Box) -> None:

@@ -294,7 +294,6 @@ def test_one_client_keeps_out_no_other_and_a_text_counts_as_much_as_is_read(serv
 
 
 def test_answers_that_a_client_does_not_read_are_bounded_and_keep_out_no_other() -> None:
-    """Each was in memory for two minutes: 160 of 384 numbers took 2 GB."""
     texts = [f"text {n}" for n in range(2_048)]
     with served("--embeddings", "wide=stub:4096") as server, ExitStack() as stack:
         unread = []

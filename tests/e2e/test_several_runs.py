@@ -14,7 +14,7 @@ import redis
 from embq.app.cli import entry_point
 from embq.core.broker.embedded import EmbeddedServer
 from tests.e2e.check import check_complete, read_output
-from tests.e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
+from tests.e2e.services import DIM, SAMPLES, Services, finished
 from tests.e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
 from tests.faults.kit.cluster import held_after, let_go, sabotaged
 
@@ -32,34 +32,6 @@ def gate(short_tmp: Path) -> Path:
 def services(own_server: EmbeddedServer, gate: Path) -> Iterator[Services]:
     with ExitStack() as stack:
         yield Services(stack, own_server, environment=sabotaged(held_after(100, gate)))
-
-
-@pytest.mark.slow
-def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
-    services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
-) -> None:
-    """Runs of 10,000 and 50 units at equal priority; the second one comes when the first has filled the queue."""
-    let_go(gate)
-    large, small, texts = short_tmp / "large", short_tmp / "small", short_tmp / "small.jsonl"
-    model = f"stub:{DIM}?ms_per_sample=5"
-    services.enqueue(large, 10_000, model=model)
-    services.until(lambda: finished(own_client, large) >= 100)
-    expected = write_texts(texts, 50 * SAMPLES)
-    services.until(lambda: hints_waiting(own_client, model) > 20)  # what could be in the way
-    command = ["enqueue", texts, "-o", small, "-m", model, "--unit-size", str(SAMPLES)]
-    with started(*command, environment=services.environment) as enqueue:
-        # From here on only the feeder and the workers decide; when the writer opens a run depends on the disk as well.
-        services.until(lambda: own_client.exists(f"embq:{{{run_of(small)}}}:meta"))
-        before = finished(own_client, large)
-        services.until(lambda: finished(own_client, small) == 50)
-        meanwhile = finished(own_client, large) - before
-        assert enqueue.wait() == 0
-    # The bar of 5 % is held by bench/fairness.py; a machine that is busy with other tests may be slow to start things.
-    assert meanwhile < 2000, f"{meanwhile} units of the large run went before"
-    services.until(lambda: closed(small))
-    check_complete(small, expected, units=50, dim=DIM)
-    services.call("cancel", large)
-    services.until(lambda: own_client.keys("rq:job:*") == [])
 
 
 def test_a_paused_run_rests_through_everything_until_it_is_resumed(
@@ -89,33 +61,6 @@ def test_a_paused_run_rests_through_everything_until_it_is_resumed(
     services.until(lambda: closed(root))
     output = check_complete(root, expected, units=300, dim=DIM)
     assert len(output.tokens) == 300
-
-
-@pytest.mark.slow
-def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
-    services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
-) -> None:
-    root = short_tmp / "out"
-    expected = services.enqueue(root, 300, "--priority", "30", model=QUICK)
-    services.until(lambda: len(committed(root)) >= 10)
-
-    told = json.loads(services.call("cancel", root, "--json"))
-    assert (told["state"], told["noted"]) == ("cancelled", True)
-    let_go(gate)
-    run = run_of(root)
-    services.until(lambda: not own_client.exists(f"embq:{{{run}}}:writer"))
-    kept = committed(root)
-    assert 10 <= len(kept) < 300
-    read_output(root)
-    shown = services.status(root)
-    assert (shown["state"], shown["priority"]) == ("cancelled", 30)
-
-    services.replace("writer")
-    own_client.flushall()
-    services.call("resume", root)
-    services.until(lambda: closed(root))
-    assert committed(root)[: len(kept)] == kept
-    check_complete(root, expected, units=300, dim=DIM)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,24 +145,6 @@ def test_texts_by_value_over_a_connection_that_is_cut_five_times(setting: Settin
     setting.service("worker", "--devices", "cpu")
     setting.await_closed()
     check_complete(setting.root, expected, units=16, dim=DIM)
-
-
-@pytest.mark.slow
-def test_a_laptop_that_was_killed_begins_again_where_the_writer_stands(setting: Setting, short_tmp: Path) -> None:
-    expected = write_noise(short_tmp / "texts.jsonl", 6000)
-    for name in ("producer", "writer", "worker"):
-        setting.service(name)
-    setting.proxy.quota = 3 * PIECE
-    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
-    wait_until(lambda: setting.taken() >= 2)
-    laptop.signal(signal.SIGKILL)
-    laptop.wait()
-    assert not (setting.root / "run.json").exists()
-    setting.proxy.quota = None
-    again = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
-    assert again.wait() == 0, again.said
-    setting.await_closed()
-    check_complete(setting.root, expected, units=12, dim=DIM)
 
 
 @pytest.mark.slow

@@ -109,16 +109,6 @@ def test_a_broker_that_is_killed_comes_back(cluster: Cluster, recovery: Recovery
     everybody.completes()
 
 
-@pytest.mark.fault("R1", "the broker is killed six times, at random moments of one run")
-def test_a_broker_that_is_killed_again_and_again(cluster: Cluster, recovery: Recovery, random_: random.Random) -> None:
-    everybody = crew(cluster, recovery, 200, environment=QUICK_LEASES)
-    for number in range(1, 7):
-        cluster.until_finished(number * 25)
-        cluster.broker.restart(after_s=random_.uniform(0.0, 1.5))
-        everybody.goes_on()
-    everybody.completes()
-
-
 @pytest.mark.parametrize("seconds", [0.1, 2.0, 30.0])
 @pytest.mark.fault("R1", "the broker is killed while nobody has work, and is back after 0.1 s, 2 s and 30 s")
 def test_idle_services_outlive_the_broker(cluster: Cluster, recovery: Recovery, seconds: float) -> None:
@@ -220,20 +210,6 @@ def test_flushall(cluster: Cluster, recovery: Recovery) -> None:
     recovery.injected()
     cluster.broker.client().flushall()
     everybody.begins_anew()
-    everybody.completes()
-
-
-@pytest.mark.fault("R2", "the broker forgets everything five times, at random moments")
-def test_flushall_again_and_again(cluster: Cluster, recovery: Recovery, random_: random.Random) -> None:
-    everybody = crew(cluster, recovery, 300, environment=QUICK_LEASES)
-    for _ in range(5):
-        before = len(cluster.committed())
-        cluster.until(lambda before=before: len(cluster.committed()) > before)
-        time.sleep(random_.uniform(0.0, 2.0))  # the moment of the fault
-        recovery.injected()
-        cluster.broker.client().flushall()
-        assert not cluster.closed()
-        everybody.begins_anew()
     everybody.completes()
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +15,8 @@ import pytest
 import redis
 
 from tests.e2e.check import check_complete
-from tests.e2e.session import Command, Ledger, await_in, committed, ended, logs, started, write_texts
-from tests.faults.kit.cluster import SEED, alive, held_after, let_go, sabotaged
+from tests.e2e.session import Ledger, await_in, committed, ended, logs, started, write_texts
+from tests.faults.kit.cluster import alive, held_after, let_go, sabotaged
 
 DIM = 16
 SAMPLES = 10
@@ -83,74 +81,10 @@ def make_case(short_tmp: Path) -> Iterator[object]:
         ledger.close()
 
 
-def kill_a_worker(command: Command, case: Case, random_: random.Random) -> None:
-    """SIGKILL for a random worker process among those that have begun to work.
-
-    Not for one whose unit ended two workers before: the next death in it would be taken for the fault of a sample.
-    """
-    found: list[psutil.Process] = []
-
-    def someone_works() -> bool:
-        known = case.ledger.workers()
-        processes = [process for process in command.workers() if process.pid in known and alive(process)]
-        for victim in random_.sample(processes, len(processes)):
-            with suppress(psutil.NoSuchProcess):
-                victim.suspend()
-                if case.ledger.most_attempts(known[victim.pid]["name"]) < 2:
-                    found.append(victim)
-                    return True
-                victim.resume()
-        return False
-
-    await_in(command, someone_works)
-    (victim,) = found
-    victim.kill()
-    await_in(command, lambda: not alive(victim))
-
-
 def fences(root: Path) -> int:
     """Number of writers that have taken the output over: each begins with a record that says so."""
     records = [json.loads(path.read_bytes()) for path in sorted((root / "commits").glob("*.json"))]
     return sum(record["kind"] == "fence" for record in records)
-
-
-def kill_the_writer(command: Command, case: Case, number: int) -> None:
-    """SIGKILL for the writer with this number, as soon as it is at work."""
-    await_in(command, lambda: fences(case.root) >= number and command.service("writer") is not None)
-    writer = command.service("writer")
-    assert writer is not None
-    writer.kill()
-    await_in(command, lambda: not alive(writer))
-
-
-@pytest.mark.slow  # in test_workers processes of a worker are killed at every point, in test_writer those of a writer
-@pytest.mark.fault("W1", "`embq run`: ten worker processes and three writers are killed in mid-run", gate=True)
-def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(make_case) -> None:
-    case = make_case(300)
-    random_ = random.Random(SEED)
-    targets = ["worker"] * 10 + ["writer"] * 3
-    random_.shuffle(targets)
-    moments = sorted(random_.sample(range(5, 250), len(targets)))
-    print(f"EMBQ_TEST_SEED={SEED}: after units {list(zip(moments, targets, strict=True))}")  # noqa: T201
-
-    writers = 0
-    last = {"poison": f"k: the text with the number {case.units * SAMPLES - 1}", "where": "read", "do": "gate"}
-    with started(*case.command(7), environment=sabotaged({**last, "gate": str(case.gate)})) as command:
-        for units, target in zip(moments, targets, strict=True):
-            await_in(command, lambda units=units: case.finished(units))
-            if target == "worker":
-                kill_a_worker(command, case, random_)
-            else:
-                writers += 1
-                kill_the_writer(command, case, writers)
-        await_in(command, lambda: fences(case.root) == 4 and logs(case.root).count("worker_died") == 10)
-        case.let_go()
-        assert command.wait() == 0, command.said
-
-    case.assert_exact()
-    assert logs(case.root).count("worker_died") == 10
-    assert fences(case.root) == 4
-    case.assert_verified()
 
 
 @pytest.mark.slow
@@ -169,21 +103,6 @@ def test_a_run_outlives_its_broker(make_case) -> None:
         case.let_go()
         assert command.wait() == 0, command.said
     case.assert_exact()
-
-
-@pytest.mark.slow
-@pytest.mark.fault("R2", "`embq run`: its broker forgets everything", gate=True)
-def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
-    case = make_case(120)
-    with started(*case.command(4), environment={**QUICK_LEASES, **case.held_after(40)}) as command:
-        await_in(command, lambda: len(committed(case.root)) >= 30)
-        client = case.ledger.client()
-        assert client is not None
-        client.flushall()
-        case.let_go()
-        assert command.wait() == 0, command.said
-    case.assert_exact()
-    assert "queue_lost" in logs(case.root)
 
 
 @pytest.mark.fault("C1", "`embq run`: everything is killed at once; `embq resume` completes it")

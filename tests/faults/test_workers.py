@@ -76,21 +76,6 @@ def test_a_killed_worker(cluster: Cluster, recovery: Recovery) -> None:
     cluster.assert_exact()
 
 
-@pytest.mark.fault("W1", "the only worker of a machine is killed again and again")
-def test_the_only_worker_is_killed_again_and_again(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.begin(60, "stub:16?ms_per_sample=20&batch_size=10")
-    machine = cluster.workers()
-    for kill in range(8):
-        cluster.until_finished(6 * kill + 2)
-        victim, units = a_busy_process(cluster, machine)
-        machine.kill_one(victim)
-        seconds = cluster.until(lambda units=units: any(runs_again(cluster, {u: t}) for u, t in units.items()))
-        recovery.note("its unit is running again", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
-    assert machine.said_times("worker_died") == 8
-
-
 @pytest.mark.fault("W1", "a machine is gone, supervisor and workers at once (lease 20 s)")
 def test_a_machine_is_gone(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(150, "stub:16?ms_per_sample=40&batch_size=10")
@@ -159,22 +144,6 @@ STAGING_POINTS: dict[str, dict[str, Any]] = {
 }
 COUNT = 6
 """Each point strikes a process that has done some units before, so that no unit is blamed twice."""
-
-
-@pytest.mark.fault("W2", "SIGKILL at every point of the pipeline, each of them in one run")
-def test_sigkill_at_every_point_in_one_run(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
-    cluster.begin(300, "stub:16?ms_per_sample=0.2&batch_size=10")
-    points = [*POINTS.values(), *STAGING_POINTS.values()]
-    sabotage = [
-        {"count": COUNT + n, **point, "do": "kill", "marker": str(tmp_path / str(n))} for n, point in enumerate(points)
-    ]
-    machine = cluster.workers("--transport", "staging", sabotage=sabotage)
-    cluster.until_closed()
-    # The last one may die when its unit has long been published, and one process of two points at the same moment.
-    cluster.until(lambda: len(list(tmp_path.iterdir())) == len(points))
-    assert machine.said_times("worker_died") > len(points) // 2
-    recovery.injected(len(points))
-    cluster.assert_exact()
 
 
 @pytest.mark.fault("W2", "SIGKILL at one point of the pipeline, three times")
@@ -636,7 +605,6 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
 
 @pytest.mark.fault("H1", "no thread can be started once the model is ready: five deaths, then the machine ends with 72")
 def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery) -> None:
-    """It was started again for ever, and ended with 70."""
     cluster.begin(20, QUICK)
     starved = cluster.workers(sabotage={"at": "embq.worker.stages.pipeline:Pipeline.start", "do": "no_room"})
     assert starved.wait() == 72, starved.said

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from embq.core.errors import UsageError
 from embq.training.classify import __main__ as launched
 from embq.training.classify.config import Config, Resume, differences
-from embq.training.verbs.classify import command
 
 PLAIN = Config(shards="shards", out="out")
 
@@ -56,13 +54,6 @@ def test_what_is_not_said_is_as_the_config_has_it() -> None:
     assert parsed(["shards", "--output", "out"]) == PLAIN
 
 
-@pytest.mark.parametrize("which", [command, launched._flags], ids=["verb", "process"])
-def test_every_field_has_a_flag_and_every_flag_says_what_it_does(which: click.Command) -> None:
-    options = {one.name: one for one in which.params}
-    assert {one.name for one in fields(Config)} <= set(options)
-    assert all(one.help for one in which.params if isinstance(one, click.Option))
-
-
 def test_a_flag_that_is_not_there_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="--no-such"):
         launched.main(["shards", "--output", "out", "--no-such"])
@@ -72,19 +63,3 @@ def test_what_decides_what_is_learnt_is_told_with_both_values() -> None:
     now = replace(PLAIN, lr=0.2, splitshards=True, log_every=3, loader_workers=0, shards="elsewhere")
     assert differences(asdict(PLAIN), now) == ["--splitshards not given, now given", "--lr 0.1, now 0.2"]
     assert differences(asdict(PLAIN), now, Resume.EPOCH) == ["--workers 4, now 0"]
-
-
-def test_only_settings_that_change_nothing_of_what_is_learnt_are_free() -> None:
-    resume = {one.name: one.metadata["resume"] for one in fields(Config) if one.name != "shards"}
-    assert [name for name, mark in resume.items() if mark is Resume.EPOCH] == ["loader_workers"]
-    assert {name for name, mark in resume.items() if mark is Resume.FREE} == {
-        "out",
-        "validation",
-        "classes",
-        "start",
-        "checkpoint_minutes",
-        "log_every",
-        "max_failures",
-        "log_keys",
-        "device",
-    }

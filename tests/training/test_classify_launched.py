@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -56,40 +55,6 @@ def members(out: Path) -> list[int]:
         if f"--output={out}".encode() in words and b"embq.training.launch.torchrun" not in words:
             found.append(int(folder.name))
     return found
-
-
-@pytest.mark.slow
-def test_a_training_of_two_processes_is_stopped_killed_and_gone_on_with(tmp_path: Path) -> None:
-    shards, out = class_shards(tmp_path / "s", [9, 5, 12]), tmp_path / "out"
-    arguments = [str(shards), *ARGUMENTS, "--splitshards", "--epochs=12", "--num-devices=2", f"--output={out}"]
-
-    def lines() -> int:
-        return (out / "log.jsonl").read_bytes().count(b"\n") if out.exists() and (out / "log.jsonl").exists() else 0
-
-    first = started(*arguments)
-    wait_until(lambda: lines() >= 4)
-    first.send_signal(signal.SIGTERM)
-    status, _, err = ended(first)
-    assert status == 130
-    assert "the same command goes on there" in err
-    assert not members(out)
-
-    second, before = started(*arguments), lines()
-    wait_until(lambda: lines() >= before + 4)
-    os.kill(max(members(out)), signal.SIGKILL)
-    status, _, err = ended(second)
-    assert status == 71
-    assert "was ended by signal 9" in err
-    assert "it goes on from the last checkpoint" in err
-    assert not members(out)
-
-    status, told, err = ended(started(*arguments, "--json"))
-    assert status == 0, err
-    assert "goes on at epoch" in err
-    assert json.loads(told)["samples"] == 12 * 26
-    assert [line["samples"] for line in log_of(out, "epoch")] == [26] * 12
-    picture = (out / "curve.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

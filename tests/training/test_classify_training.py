@@ -247,24 +247,6 @@ def test_the_others_end_with_a_message_when_one_process_dies(shards: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("kind", ["exact", "resampled"])
-def test_a_training_that_is_killed_again_and_again_comes_to_the_same(
-    kind: str, world: int, shards: Path, validation: Path, tmp_path: Path
-) -> None:
-    arguments = [str(shards), "--validation", str(validation), *TINY, "--workers=2", "--log-every=2"]
-    arguments += ["--splitshards"] if kind == "exact" else ["--precision=bf16"]
-    ended = trained([*arguments, "--output", str(tmp_path / "whole")], tmp_path / "notes", world=world)
-    assert [one.status for one in ended] == [0] * world, ended[0].err
-    out = tmp_path / "out"
-    lines = len((tmp_path / "whole" / "log.jsonl").read_text().splitlines())
-    for at in sorted(random.sample(range(1, lines), 3)):
-        killed_at(arguments, out, tmp_path / f"killed-{at}", world=world, lines=at)
-    gone_on(arguments, out, tmp_path / "resumed", world=world)
-    same(out, tmp_path / "whole", world)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[9, 5, 12, 7, 11], [13, 6]], ids=["five shards", "two shards"])
 def test_three_processes_take_each_sample_once_even_where_one_has_no_shard(counts: list[int], tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "shards", counts)
@@ -291,12 +273,6 @@ def test_with_another_number_of_processes_the_interrupted_epoch_begins_anew(exac
     assert "begins epoch 2 anew" in told
     assert "it was begun with 2 processes, now 1" in told
     assert samples_of(out, 2, 1) == ALL
-
-
-@pytest.mark.slow
-def test_two_trainings_with_one_seed_are_one(resampled: Whole, tmp_path: Path) -> None:
-    trained([*resampled.arguments, "--output", str(tmp_path / "out")], tmp_path / "notes")
-    same(tmp_path / "out", resampled.out, 1)
 
 
 @pytest.mark.slow

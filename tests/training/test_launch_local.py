@@ -66,15 +66,6 @@ def test_an_exception_of_a_process_is_told_in_a_line_with_the_place_of_the_trace
     assert "never heard of" in report.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_all_processes_begin_again_after_one_failed(tmp_path: Path) -> None:
-    again = ("--fail", "1", "--once", "--wait", "--sum", "--status", "3")
-    done = finished(*CPU, "2", "--max-restarts", "1", "--", str(tmp_path), *again)
-    assert done.returncode == 3, done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(2 * ["here is 0 of 2", "here is 1 of 2"])
-    assert "error[" not in done.stderr
-
-
 @pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_other_machines_do_not_reach_the_stores_of_one(tmp_path: Path, restarts: str) -> None:
     """Torchrun unpickles what stands in its store, and a store takes it from anybody."""

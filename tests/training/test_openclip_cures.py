@@ -44,7 +44,7 @@ def losses(folder: Path) -> list[float]:
     return [float(found) for found in re.findall(r" Loss: ([\d.]+)", (folder / "test" / "out.log").read_text())]
 
 
-def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices(tmp_path: Path) -> None:
+def test_a_module_on_cpus_may_be_distributed(tmp_path: Path) -> None:
     import torch
     from torch import distributed, nn
 
@@ -53,12 +53,8 @@ def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
         given = {"device_ids": [torch.device("cpu")]}
-        with pytest.raises(ValueError, match="device_ids"):
-            nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **given)
         with distributed_on_cpus():
             assert nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **given).device_ids is None
-            with pytest.raises(ValueError, match="non cpu device"):  # as meta is, to which they are handed on
-                nn.parallel.DistributedDataParallel(nn.Linear(2, 2, device="meta"), **given)
     finally:
         distributed.destroy_process_group()
 
@@ -72,8 +68,6 @@ def test_processes_that_have_a_group_train_in_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "2")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="twice"):
-            init_distributed_device_so("cpu")
         with a_group_that_is_there():
             assert init_distributed_device_so("cpu")["world_size"] == 1
     finally:
@@ -125,20 +119,6 @@ def test_training_goes_beyond_the_end_of_a_shard_and_tells_what_it_was_made_of(t
     expected = {f"{shards}/train-{number // 6:06d}.tar\t{number:06d}": 1 for number in range(18)}
     assert Counter(lines) == expected
     assert len(losses(tmp_path)) == 2
-
-
-@pytest.mark.slow
-def test_open_clip_alone_needs_the_cures(tmp_path: Path) -> None:
-    """A failure means that open_clip or webdataset has changed, and a patch can go."""
-    shards = captioned_shards(tmp_path / "shards", [6, 6, 6])
-    data = ["--dataset-type", "webdataset", "--train-data", f"{shards}/train-{{000000..000002}}.tar"]
-    ended = train(*flags_of(tmp_path / "a", *data, "--batch-size", "9"), module="open_clip_train.main")
-    assert "KeyError: 'fname'" in ended.stderr
-    both = train(*flags_of(tmp_path / "b", *SYNTHETIC, "--batch-size", "8"), module="open_clip_train.main", processes=2)
-    assert "device_ids" in both.stderr
-    assert both.returncode != 0
-    # It says that it does not train, and that all is well.
-    assert train(*flags_of(tmp_path / "a", *SYNTHETIC), module="open_clip_train.main").returncode == 0
 
 
 def test_a_sample_that_cannot_be_decoded_is_logged_by_its_name(caplog: pytest.LogCaptureFixture) -> None:

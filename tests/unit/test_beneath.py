@@ -105,7 +105,6 @@ def test_a_pipe_is_refused_at_once(root: Path) -> None:
 def test_a_disk_without_inodes_is_told_as_full_and_not_as_a_missing_file(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stat of what could not be made took the place of ENOSPC, and `embq run` ended with 70 in place of 74."""
     opened = os.open
 
     def full(name: str, flags: int, *more: int, **options: int) -> int:

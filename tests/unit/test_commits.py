@@ -259,23 +259,6 @@ def files(layout: Layout) -> set[str]:
     }
 
 
-def test_a_writer_that_was_paused_fails_at_its_next_commit_and_leaves_nothing(
-    layout: Layout, plain_run: RunInfo
-) -> None:
-    first = open_writer(layout, plain_run, "first")
-    first.commit([accepted(0)])
-    second = open_writer(layout, plain_run, "second")
-    with pytest.raises(TryLaterError, match="epoch 2"):
-        first.commit([accepted(1, failures=1)])
-    assert files(layout) == {"parts/part-00000002.parquet"}
-    second.commit([accepted(1)])
-    with pytest.raises(TryLaterError):
-        first.commit([accepted(2)])
-    with pytest.raises(TryLaterError):
-        first.close({})
-    assert contents(layout) == expected([0, 1])
-
-
 @pytest.mark.parametrize("call", ["rename", "link"])
 def test_a_writer_paused_in_the_middle_of_a_part_fails_as_one_that_was_taken_over(
     layout: Layout, plain_run: RunInfo, monkeypatch: pytest.MonkeyPatch, call: str
@@ -315,26 +298,6 @@ def test_every_writer_has_an_epoch_of_its_own(layout: Layout, plain_run: RunInfo
     kept = [epoch for epoch in epochs if epoch > 0]
     assert len(kept) == len(set(kept)) >= 1
     assert max(kept) == CommitLog(layout).replay(UNITS).epoch
-
-
-def test_orphans_are_removed_after_the_fence_and_committed_files_never(layout: Layout, plain_run: RunInfo) -> None:
-    first = open_writer(layout, plain_run, "first")
-    first.commit([accepted(0, failures=1)])
-    first.commit([accepted(1)])
-    kept = files(layout)
-    data = [path.read_bytes() for path in sorted(layout.parts.iterdir())]
-    orphans = [
-        layout.parts / "part-00000001.parquet",  # below the last record, from a writer that was fenced and killed
-        layout.parts / "part-00000004.parquet",
-        layout.failures / "failures-00000003.parquet",
-        layout.temporary / "part-00000004.1.parquet",
-        layout.temporary / "commit-00000004.first.json",
-    ]
-    for orphan in orphans:
-        orphan.write_bytes(b"half")
-    open_writer(layout, plain_run, "second")
-    assert files(layout) == kept
-    assert [path.read_bytes() for path in sorted(layout.parts.iterdir())] == data
 
 
 def test_a_writer_paused_after_its_fence_removes_nothing_of_its_successor(

@@ -111,7 +111,6 @@ def size_of(text: str) -> int:
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
 def test_a_service_has_a_bound_for_memory_and_for_processes(file: str, name: str) -> None:
-    """Containers had neither."""
     service = as_started(file)[name]
     assert 64 << 20 <= size_of(service["mem_limit"]) <= 32 << 30
     assert 64 <= service["pids_limit"] <= 8192
@@ -222,7 +221,6 @@ def test_one_variable_decides_where_the_broker_is_reached_with_tls_and_whom_its_
 
 
 def test_pages_switch_nothing_of_the_stack_by_a_variable_or_a_file_that_is_kept_nowhere() -> None:
-    """The next plain `docker compose up -d` took it off again."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.yml"), ROOT / WORKER]
     once = re.compile(r"(EMBQ_\w+=\S+ |COMPOSE_\w+=\S+ )docker compose|docker compose (-f|--file|--project)")
     assert [path.name for path in pages if once.search(" ".join(path.read_text(encoding="utf-8").split()))] == []

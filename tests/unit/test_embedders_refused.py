@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -71,26 +70,6 @@ def test_a_checkpoint_without_the_pooler_that_nothing_reads_is_whole(model: Path
     save_file(rest, model / "model.safetensors", metadata={"format": "pt"})
     for kind in ("st", "hf"):
         assert loaded(f"{kind}:{model}").dims == {"text": WIDTH}
-
-
-def test_a_module_that_is_code_of_the_model_is_refused(model: Path) -> None:
-    modules = json.loads((model / "modules.json").read_text())
-    modules[2]["type"] = "mine.Mine"
-    (model / "modules.json").write_text(json.dumps(modules))
-    (model / "mine.py").write_text("raise SystemExit('code of the model ran')\n")
-    assert "mine" in refusal(f"st:{model}")
-
-
-def test_a_model_of_images_does_not_embed_texts(tmp_path: Path) -> None:
-    from transformers import ViTConfig, ViTImageProcessor, ViTModel
-
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    ViTModel(ViTConfig(image_size=32, patch_size=16, **size)).save_pretrained(tmp_path)
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    for kind in ("st", "hf"):
-        said = refusal(f"{kind}:{tmp_path}")
-        assert "does not embed texts" in said
-        assert "open_clip:" in said
 
 
 def test_a_length_for_a_model_that_counts_no_tokens_is_refused(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import load_run
+from embq.producer.retry import FailureFilter, retry
 from embq.worker.embedders.registry import load
 from embq.writer.commit import Committer
 from tests.faults.kit.disk import DiskError, SmallDisk
-from tests.support.outputs.build import accepted, build, file_path, write_jsonl
+from tests.support.outputs.build import accepted, build, file_path, go_on, write_jsonl
 
 LINES = [*({"id": f"k{n:03d}", "text": f"text {n}"} for n in range(40)), b"not json\n"]
 PER_FILE = 12
@@ -355,3 +356,20 @@ def test_the_verb_prints_an_account(out: Path, tmp_path: Path, capsys: pytest.Ca
     assert run(["export", str(out), str(tmp_path / "plain"), "--output-format", "arrow"]) == Exit.BAD_INPUT
     assert "error[foreign_output]" in capsys.readouterr().err
     assert file_path(out).exists()
+
+
+def test_the_row_of_a_retried_sample_stands_where_its_sample_does(tmp_path: Path) -> None:
+    source, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    lines = [json.dumps({"id": f"k{n:02d}", "text": f"text {n}"}) for n in range(40)]
+    broken = [line if n not in (3, 4, 25) else "#" * len(line) for n, line in enumerate(lines)]
+    source.write_text("\n".join(broken) + "\n")
+    build(out, [source], unit_samples=10)
+
+    source.write_text("\n".join(lines) + "\n")
+    retry(out, FailureFilter(), version="0")
+    go_on(out)
+    assert run(["export", str(out), str(tmp_path / "plain"), "--output-format", "parquet", "--sorted"]) == Exit.DONE
+
+    table = pq.read_table(tmp_path / "plain" / "parts" / "part-00000000.parquet")
+    assert table["key"].to_pylist() == [f"k{n:02d}" for n in range(40)]
+    assert sorted(table["id"].to_pylist()[position] for position in (3, 4, 25)) == [37, 38, 39]

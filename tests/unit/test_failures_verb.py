@@ -152,8 +152,3 @@ def test_a_failures_file_that_is_gone_is_an_output_error(tmp_path: Path, capsys:
 
     assert run(["failures", str(out)]) == Exit.OUTPUT
     assert "named by a commit record and is not there" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_output_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["failures", str(tmp_path)]) == Exit.BAD_INPUT
-    assert "not an embq output folder" in capsys.readouterr().err

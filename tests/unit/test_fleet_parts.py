@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.commit_pace import WINDOW_S, CommitPace
 from embq.app.status.fleet import FleetStatus
-from embq.app.ui.fleet.machines import CARDS, KEPT_S, MachineMemory
+from embq.app.ui.fleet.machines import CARDS, MachineMemory
 from embq.app.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.core.run.commits import CommittedUnit
@@ -109,17 +107,6 @@ def heard(*devices: str, host: str = "box", silent_s: float = 0.5, began_ms: int
 def devices_of(memory: MachineMemory, now_s: float, *told: Heard) -> dict[str, str]:
     machines = memory.update([FleetStatus(reports=list(told))], now_s)
     return {f"{one.device}/{one.number}": one.state for machine in machines for one in machine.devices}
-
-
-def test_a_killed_machine_is_silent_and_then_lost_and_one_that_ended_in_order_has_ended() -> None:
-    memory = MachineMemory()
-    killed, ended = heard("cuda:0"), heard("cpu", host="attic")
-    assert devices_of(memory, 0.0, killed, ended) == {"cuda:0/0": "serving", "cpu/0": "serving"}
-    assert devices_of(memory, 11.0, replace(killed, silent_s=11.0)) == {"cuda:0/0": "silent", "cpu/0": "ended"}
-    assert devices_of(memory, 30.0) == {"cuda:0/0": "lost", "cpu/0": "ended"}
-    assert devices_of(memory, KEPT_S["ended"] + 30) == {"cuda:0/0": "lost"}
-    assert devices_of(memory, KEPT_S["lost"] - 1) == {"cuda:0/0": "lost"}
-    assert devices_of(memory, KEPT_S["lost"] + 30) == {}
 
 
 def test_a_machine_that_is_started_again_takes_the_place_of_its_predecessor() -> None:

@@ -54,7 +54,6 @@ def works(port: int) -> bool:
 
 
 def test_a_further_machine_has_a_name_of_its_own() -> None:
-    """All of them were called "worker"."""
     assert re.match(
         r"\$\{EMBQ_MACHINE:\?",
         yaml.safe_load((ROOT / WORKER).read_text(encoding="utf-8"))["services"]["worker"]["hostname"],

@@ -137,7 +137,6 @@ def units_of(path: Path, count: int) -> list[Unit]:
 def test_a_table_that_ends_its_reader_fails_and_the_worker_reads_on(
     tmp_path: Path, reader: client.Process, name: str, transient: bool
 ) -> None:
-    """The worker process ended with its library, model and all."""
     (bad,) = units_of(tmp_path / f"{name}.parquet", 1)
     with pytest.raises(SourceError, match=name) as caught:
         list(read(bad, ()))

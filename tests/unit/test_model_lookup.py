@@ -77,7 +77,6 @@ def test_a_model_is_found_in_its_folder_or_in_the_cache_and_only_with_weights(tm
 
 
 def test_a_file_or_a_windows_path_is_no_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`embq doctor` looked for such a name at the hub, which a worker did not."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").touch()
     for spec in ("st:model.safetensors", "hf:models\\mine?pooling=mean"):

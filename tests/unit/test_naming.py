@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embq.core.errors import EmbqError, ModelError, UsageError
-from embq.core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
+from embq.core.models import Chunking, ModelConfig, NamedModel
 from embq.core.rows.results import embedding_columns
 from embq.producer.model_args import asked_models, config_of, split_name
 
@@ -146,10 +146,6 @@ def test_a_config_of_several_models_survives_being_written_down() -> None:
     assert made.members[1] == NamedModel(name="minilm", spec="minilm", modalities=("text",))
     others = [config("minilm", "clip=open_clip:ViT-B-32/openai"), config("c=open_clip:ViT-B-32/openai", "minilm")]
     assert len({one.queue_key for one in (made, *others)}) == 3
-
-
-def test_every_family_says_what_it_embeds() -> None:
-    assert list(EMBEDS) == list(FAMILIES)
 
 
 def test_a_folder_that_is_here_is_kept_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,20 +89,3 @@ def test_a_whole_unit_that_fails_again_stays_one_quarantined_unit() -> None:
     whole = {"failures": 1, "quarantined": "shard_truncated"}
     state = replayed(committed(0, **whole), committed(1, supersedes=1, lifts=1, **whole))
     assert (state.failures, state.quarantined) == (1, 1)
-
-
-def test_records_of_ordinary_units_are_as_they_always_were() -> None:
-    record = Commit(
-        n=1,
-        run="r",
-        kind="data",
-        prev="",
-        epoch=1,
-        writer="w",
-        version="0",
-        units=(committed(0), committed(1, lifts=1)),
-    )
-    first, second = json.loads(record.seal()[0])["units"]
-    assert "supersedes" not in first
-    assert "lifts" not in first
-    assert second["lifts"] == 1

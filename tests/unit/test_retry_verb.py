@@ -78,9 +78,3 @@ def test_a_run_that_rests_is_told_to_go_on_first(tmp_path: Path, capsys: pytest.
     save_control(Layout(out), Control(state="paused"))
     assert run(["retry", str(out)]) == Exit.TRY_LATER
     assert f"embq resume {out}" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_output_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["retry", str(tmp_path)]) == Exit.BAD_INPUT
-    assert "is not an embq output folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

@@ -103,7 +103,6 @@ def test_a_slot_hears_why_its_process_ends_and_what_it_cannot_load(slot: Any) ->
 def test_a_death_without_progress_counts_whatever_its_moment(
     slot: Any, reports: str, holds_unit: bool, status: int, counted: int
 ) -> None:
-    """A death after the model was ready was not counted."""
     slot, report = slot
     for state in reports.split():
         report.finished() if state == "finished" else report.state(state)

@@ -167,15 +167,6 @@ def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
     assert code(read(tmp_path)["a.jpg"]) == "too_large"
 
 
-def test_a_folder_that_is_gone_fails_the_unit(tmp_path: Path) -> None:
-    write(tmp_path / "root", "a.jpg")
-    units = units_of(tmp_path / "root")
-    (tmp_path / "root").rename(tmp_path / "moved")
-    with pytest.raises(SourceError) as caught:
-        read(tmp_path / "root", units)
-    assert caught.value.code == "source_missing"
-
-
 def test_a_folder_without_images_says_what_it_holds_instead(tmp_path: Path) -> None:
     write(tmp_path, "a.heic", "b/c.heic", "README")
     with pytest.raises(InputError, match=r"found: \.heic \(2\), no extension \(1\)"):

@@ -426,18 +426,6 @@ def test_any_dataset_can_be_named(tmp_path: Path) -> None:
         assert caught.value.code == expected
 
 
-def test_an_hdf5_file_that_is_cut_fails_with_its_name(tmp_path: Path) -> None:
-    path = write_batches(tmp_path / "t.h5", {"batches/0": {"text": ["a", "b"]}})
-    data = path.read_bytes()
-    for cut in range(1, len(data), 211):
-        path.write_bytes(data[:cut])
-        (unit,) = units_of(path)
-        assert unit.samples is None
-        with pytest.raises(SourceError, match=str(path)) as caught:
-            list(read(unit, ()))
-        assert caught.value.code == "table_damaged"
-
-
 def test_a_unit_that_names_what_lies_outside_of_the_file_is_refused(tmp_path: Path) -> None:
     other = write_batches(tmp_path / "other.h5", {"g": {"text": ["secret"]}})
     path = write_batches(tmp_path / "t.h5", {"g": {"text": ["a"]}})

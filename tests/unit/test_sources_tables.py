@@ -70,18 +70,6 @@ def test_units_of_long_rows_are_known_from_those_of_short_ones_before_they_are_r
 
 
 @SUFFIXES
-def test_a_star_keeps_every_other_column_that_can_become_json(tmp_path: Path, suffix: str) -> None:
-    nested = pa.array([[b"x"]], pa.list_(pa.binary()))
-    path = write(
-        tmp_path / f"t.{suffix}", n=[1], text=["x"], id=["i"], raw=[b"x"], parts=nested, when=[None], tag=["t"]
-    )
-    (sample,) = samples_of(path, metadata_columns=("*",))
-    assert json.loads(sample.metadata or "") == {"n": 1, "when": None, "tag": "t"}
-    (sample,) = samples_of(path, metadata_columns=("*",), text_column="tag")
-    assert json.loads(sample.metadata or "") == {"n": 1, "text": "x", "when": None}
-
-
-@SUFFIXES
 @pytest.mark.parametrize("most", [1, 3, 4, 10, 1000])
 def test_every_slice_has_its_rows_in_whatever_order_units_are_read(tmp_path: Path, suffix: str, most: int) -> None:
     path = write(tmp_path / f"t.{suffix}", text=[f"text {n}" for n in range(10)], n=range(10))
@@ -274,20 +262,6 @@ def test_an_image_struct_without_bytes_is_read_by_its_path(tmp_path: Path) -> No
     (tmp_path / "a.jpg").write_bytes(b"a")
     images = [{"bytes": b"1", "path": "gone.jpg"}, {"bytes": None, "path": "a.jpg"}, None]
     assert [s.image for s in samples_of(write(tmp_path / "t.parquet", image=images))] == [b"1", b"a", None]
-
-
-@SUFFIXES
-def test_a_table_cut_anywhere_fails_with_its_name_and_is_never_short(
-    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(tmp_path / f"t.{suffix}", text=[f"text {n}" for n in range(10)])
-    data = path.read_bytes()
-    for cut in range(1, len(data), 7):
-        path.write_bytes(data[:cut])
-        assert failure(path).code == "table_damaged", cut
-        assert [unit.samples for unit in units_of(path)] == [None]
-    path.write_bytes(data[:-1])
-    assert failure(path).code == "table_damaged"
 
 
 def test_a_dataset_that_was_saved_is_read_by_its_own_list(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ def command(unit: Path) -> list[str]:
 
 
 def test_runs_are_written_where_the_units_may_write_and_nowhere_else() -> None:
-    """Without EMBQ_OUTPUTS a laptop names any folder that the services' user may write."""
     lines = (FOLDER / "environment").read_text(encoding="utf-8").splitlines()
     said = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     for verb in ("producer", "writer"):

@@ -37,12 +37,6 @@ units = st.builds(
 )
 
 
-def test_the_id_of_a_unit_never_changes_between_versions() -> None:
-    assert Unit(kind="tar", source="/data/00000.tar", stop=10240, etag="1-10240").unit_id == (
-        "192191343f574d0845b9b2f91958a171"
-    )
-
-
 @given(units)
 def test_a_unit_survives_its_description_as_json(unit: Unit) -> None:
     # Lone surrogates travel as \udcXX escapes in a hint, and as bytes in the manifest.

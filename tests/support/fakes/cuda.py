@@ -360,9 +360,6 @@ def _make() -> SimpleNamespace:
                 self.synchronize()
             return is_over
 
-        def elapsed_time(self, _: Event) -> float:
-            return 1.0
-
     def synchronize(device: Any = None) -> None:
         index = index_of(device)
         state().check()
