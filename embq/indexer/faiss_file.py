@@ -188,7 +188,7 @@ def _numbered(path: Path) -> set[Path]:
 
 def _sweep(path: Path) -> None:
     """Remove the temporary files of exports to this name that were killed; those of running ones are locked."""
-    for sibling in _siblings(path, r"[0-9]*\.[0-9a-f]{8}", before="."):
+    for sibling in _siblings(path, r"[0-9]*\.[0-9a-f]{8}", prefix="."):
         with suppress(OSError, OutputError), beneath.reader(sibling.parent, sibling.name) as file:
             if try_lock(file):
                 sibling.unlink()

@@ -83,7 +83,7 @@ def retune(task: Task) -> StageResult:
             "queries": 0 if new is None else len(new),
             "truth": source,
             "met": None if worth is None or goal.recall is None else not _misses(worth, error, goal),
-            "infos": _infos(tuning, setting, whole=spec.growth.retunes),
+            "infos": _infos(tuning, setting, for_all=spec.growth.retunes),
         }
     )
 

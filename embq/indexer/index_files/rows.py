@@ -30,7 +30,7 @@ class RowsFiles:
         # needed next where memory is short: 300 searches over 4.2 GB of rows within 3 GiB took 8 s without it, and over
         # 150 s with it.
         short = sum(span.bytes for span in spans) > memory_bytes() // 2
-        self._maps = [_mapped(span.check(version.index), span.rows, dim, alone=short) for span in spans]
+        self._maps = [_mapped(span.check(version.index), span.rows, dim, random_access=short) for span in spans]
         self._reads_ahead = short
         if sample is not None:
             self._firsts, self._maps = np.zeros(1, np.int64), [sample]

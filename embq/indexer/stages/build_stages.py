@@ -195,7 +195,7 @@ def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
 def tune(task: Task) -> StageResult:
     """The search parameters, and what they are worth, on one thread."""
     spec = task.spec_as(BuildSpec)
-    version = draft(spec, task.index, task.unit.build, task.before)
+    version = draft(spec, task.index, task.unit.build, task.inputs)
     task.fetch(version.files())
     searcher = Searcher(version, memory="ram", threads=1)
     sets = read_queries(task.file("queries", 0, "queries"))
