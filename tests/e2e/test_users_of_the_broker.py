@@ -144,7 +144,8 @@ def test_a_machine_whose_user_is_revoked_ends_with_the_reason_and_others_take_it
     box.ask("enqueue", box.folder / "t.jsonl", "-o", box.folder / "out", "-m", SLOW, "--unit-size", "20")
 
     def computing() -> set[str]:
-        return {one["host"] for one in json.loads(box.ask("status", "--json"))["workers"] if one["units"]}
+        workers = json.loads(box.ask("status", box.folder / "out", "--json"))["workers"]
+        return {one["name"].split(".")[0] for one in workers if one["unit"]}
 
     wait_until(lambda: computing() == {"box", "gpu2"})
     remove = ["broker", "init", box.server.folder, "--remove", "worker-gpu2", "--broker", box.server.url("admin")]
