@@ -40,6 +40,6 @@ def names(card: str) -> str:
 
 
 def gain_of_halves(device: str) -> float:
-    """Peak speed of a device in bf16 and fp16 over that in fp32, by its name; 1 where no data sheet here has it."""
-    known = (card for name, card in CARDS.items() if re.search(names(name), device, re.IGNORECASE))
-    return next((card.half / card.fp32 for card in known), 1.0)
+    """Peak speed of a device in bf16 and fp16 over that in fp32, by its name; 1 if no data sheet here has it."""
+    matching = (card for name, card in CARDS.items() if re.search(names(name), device, re.IGNORECASE))
+    return next((card.half / card.fp32 for card in matching), 1.0)

@@ -59,14 +59,14 @@ def send_run(
 
 def _left_out(client: redis.Redis, inputs: UploadedInputs) -> list[str]:
     """At most one sentence: machines with workers that see inputs on the writer's machine only in a shared folder."""
-    found = [report.service for report in services(client)]
-    keepers = {service.host for service in found if service.role == "writer"}
-    others = sorted({service.host for service in found if service.role == "worker" and not service.run} - keepers)
-    if not keepers or not others:
+    registered = [report.service for report in services(client)]
+    keepers = {service.host for service in registered if service.role == "writer"}
+    remote = sorted({service.host for service in registered if service.role == "worker" and not service.run} - keepers)
+    if not keepers or not remote:
         return []
     return [
         f"--inline sends the inputs to {inputs.output}/{INPUTS} on {', '.join(sorted(keepers))}, and workers on "
-        f"{', '.join(others)} leave them to others unless they see that folder; for every machine to take part, put "
+        f"{', '.join(remote)} leave them to others unless they see that folder; for every machine to take part, put "
         "the inputs in a bucket or behind http and give the URLs with --upload"
     ]
 

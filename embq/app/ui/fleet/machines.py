@@ -86,7 +86,9 @@ class MachineView:
     @property
     def memory_bytes(self) -> int:
         """That its workers may use; 0 if unknown."""
-        return max((one.service.memory_bytes for one in self.services if one.service.role == "worker"), default=0)
+        return max(
+            (report.service.memory_bytes for report in self.services if report.service.role == "worker"), default=0
+        )
 
     @property
     def rows_per_s(self) -> float:
