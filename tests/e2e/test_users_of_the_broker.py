@@ -154,7 +154,8 @@ def test_a_machine_whose_user_is_revoked_ends_with_the_reason_and_others_take_it
     assert machines["gpu2"].wait() == 78, machines["gpu2"].said
     assert "Traceback" not in machines["gpu2"].stderr
     (error,) = re.findall(r"^error\[\w+\]: .*$", machines["gpu2"].stderr, re.M)
-    assert "worker-gpu2" in error
+    assert "the broker's user was removed or has a new password" in error
+    assert "EMBQ_BROKER_PASSWORD_FILE" in error
     await_in(machines["box"], lambda: closed(box.folder / "out"))
     check_complete(box.folder / "out", expected, units=40, dim=DIM)
 

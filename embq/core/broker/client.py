@@ -216,8 +216,9 @@ def refusal(error: RedisError) -> EmbqError:
         )
     if isinstance(error, AuthenticationError):
         return ConfigError(
-            f"the broker does not take our password any more ({_brief(error)})",
-            next_step="give this process the user's present password (EMBQ_BROKER_PASSWORD_FILE), and start it again",
+            f"the broker's user was removed or has a new password ({_brief(error)})",
+            next_step="give this process the user's present password (EMBQ_BROKER_PASSWORD_FILE; `embq broker init "
+            "--user` makes a removed user again), and start it again",
             code="broker",
         )
     if isinstance(error, NotAllowedError):
