@@ -18,8 +18,9 @@ RULE = "CONTRIBUTING.md, Style 3 and 4"
 NAMES = "asked|before|found|gone|kept|known|left|made|more|one|others|said|seen|some|there|told|wanted|whole"
 FUNCTIONS = f"{NAMES}|alone|ask|heard|look|mend|moved|take|tell"
 PHRASES = re.compile(
-    r"\b(?:None|False|True|Error) where\b|(?:\"\"|Error`) where\b|\bas ever\b|\bfor good\b|\bso many\b|\b[Ww]hoever\b"
-    r"|\b(?:is|are|was|were|be) told\b(?! apart)|\b[Ww]here it (?:can|cannot|does|fails|has|lacks|may|needs|needed)\b"
+    r"(?:None|False|True|\"\"|Error`?) where\b|\bas ever\b|\bfor good\b|\bso many\b|\b[Ww]hoever\b"
+    r"|; gives\b|\b(?:is|are|was|were|be) told\b(?! apart)"
+    r"|\b[Ww]here it (?:can|cannot|does|fails|has|lacks|may|needs|needed)\b"
 )
 ALLOWED = {
     ("embq/core/queue/heartbeats.py", "whole"): "a field of the reports that workers send",
