@@ -16,7 +16,7 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.app.verify.findings import KEPT, Findings
-from embq.app.verify.verification import Report
+from embq.app.verify.verification import Report, Stopwatch
 from embq.core.errors import Exit, OutputError
 from embq.core.formats.base import vectors
 from embq.core.redaction import printable
@@ -202,7 +202,7 @@ def test_files_that_no_record_names_are_only_a_note(out: Path) -> None:
     report = verify(out)
 
     assert report.ok
-    assert report.litter == 1
+    assert report.litter == verify(out, mode="quick").litter == 1
     assert any("part-00000099.parquet" in note and "`embq gc` deletes them" in note for note in report.notes)
 
 
@@ -400,6 +400,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no code of a failure": (lambda out: rewrite(out, set_first("code", ""), kind="failures"), "failure_code"),
 }
 
+SHOWN_BY_ROWS = frozenset(("a row of another unit", "a wrong first row", *list(DAMAGES)[-5:]))
+"""What the log, sizes and footers do not tell."""
+
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_each_damage_is_named(out: Path, damage: Callable[[Path], object], named: str) -> None:
@@ -410,6 +413,14 @@ def test_each_damage_is_named(out: Path, damage: Callable[[Path], object], named
     assert broken(verify(out)) == {*alone.split(), *following.removesuffix(")").split()}
 
 
+@pytest.mark.parametrize("case", [case for case in DAMAGES if case not in SHOWN_BY_ROWS])
+def test_damage_that_shows_without_reading_rows_is_named_by_a_quick_look(out: Path, case: str) -> None:
+    damage, named = DAMAGES[case]
+    damage(out)
+
+    assert broken(verify(out, mode="quick")) & {*named.split()}
+
+
 # --- the log ---
 
 
@@ -417,8 +428,9 @@ def test_a_record_with_a_flipped_byte_stops_verify_as_an_output_error(out: Path)
     path = record_path(out, 2)
     path.write_bytes(path.read_bytes().replace(b'"rows":', b'"rowz":', 1))
 
-    with pytest.raises(OutputError, match="damaged"):
-        verify(out)
+    for mode in ("quick", "full"):
+        with pytest.raises(OutputError, match="damaged"):
+            verify(out, mode=mode)
     assert run(["verify", str(out)]) == Exit.OUTPUT
 
 
@@ -451,6 +463,7 @@ def test_a_flipped_byte_in_a_part_is_named(out: Path) -> None:
 
     assert broken(report) == {"file_hash"}
     assert report.violations[0].where == f"parts/{path.name}"
+    assert verify(out, mode="quick").ok, "a quick look reads no content"
 
 
 def test_a_gap_in_the_ids_between_two_parts_is_named(tmp_path: Path) -> None:
@@ -669,6 +682,45 @@ def test_findings_keep_a_bounded_number_and_count_all() -> None:
 
 def test_text_from_data_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[2J\n\udcff\u00e4") == "a\\x1b[2J\\n\\udcff\u00e4"
+
+
+# --- a quick look ---
+
+
+def test_a_sound_output_is_ok_although_its_inputs_are_gone_by_a_quick_look(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").unlink()
+
+    report = verify(out, mode="quick")
+
+    assert report.ok
+    assert (report.mode, report.state) == ("quick", "complete")
+    assert (report.rows, report.failures, report.units, report.files) == (9, 3, 4, 4)
+    assert report.samples_checked == report.vectors_recomputed == 0
+    assert not verify(out).ok
+
+
+def test_the_report_says_what_was_checked_and_how_long_each_check_took(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(out), "--quick", "--json"]) == Exit.DONE
+    quick = json.loads(capsys.readouterr().out)
+    assert run(["verify", str(out), "--json"]) == Exit.DONE
+    full = json.loads(capsys.readouterr().out)
+
+    assert (quick["mode"], list(quick["seconds"])) == ("quick", ["manifest", "log", "files"])
+    assert (full["mode"], list(full["seconds"])) == ("full", ["manifest", "log", "files", "rows", "inputs"])
+    assert run(["verify", str(out), "--quick"]) == Exit.DONE
+    assert "not compared with the inputs" in capsys.readouterr().out
+
+
+def test_seconds_of_a_check_within_another_are_counted_once() -> None:
+    times = iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    watch = Stopwatch(clock=lambda: next(times))
+
+    with watch.on("rows"), watch.on("inputs"):
+        pass
+
+    assert watch.seconds == {"rows": 2.0 + 4.0, "inputs": 3.0}
 
 
 # --- reading an output ---
