@@ -6,6 +6,7 @@ prints one JSON object: what was found, as lists in the order in which the progr
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -186,3 +187,5 @@ if __name__ == "__main__":
     reader, folder = sys.argv[1:]
     answer = globals()[reader](Path(folder))
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # Arrow's threads may abort a process that ends (apache/arrow issues 34314 and 39862)

@@ -114,8 +114,6 @@ class Notice:
 def error_page(request: Request, error: EmbqError, status: int, headers: Mapping[str, str]) -> Response:
     """The page of an error; for htmx the notice alone, which goes into a part of a page."""
     template = "notice.html" if "hx-request" in request.headers else "error.html"
-    if "hx-target" in request.headers:  # a part with an id stays, with the notice in it
-        headers = {**headers, "HX-Reswap": "innerHTML"}
     notice = Notice(error.message, error.next_step, bad=True)
     return page(request, template, status=status, headers=headers, notice=notice)
 

@@ -1,4 +1,11 @@
 "use strict";
+// Answers with an error status hold a message for people, so they are shown like any other, a proxy's too.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.xhr.status < 400) return;
+  event.detail.shouldSwap = true;
+  if (event.detail.target.id) event.detail.swapOverride = "innerHTML";
+});
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
