@@ -323,7 +323,3 @@ def test_an_age_that_is_none_is_refused(run: RunCase, capsys: pytest.CaptureFixt
 
 def test_a_broker_that_was_named_must_answer(run: RunCase) -> None:
     assert embq(["gc", str(run.layout.root), "--broker", "unix:///nowhere/at/all.sock"]) == Exit.UNAVAILABLE
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    assert embq(["gc", str(tmp_path)]) == Exit.BAD_INPUT

@@ -20,7 +20,6 @@ from embq.core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKER
 from embq.core.queue.ledger import BULK_BYTES, Ledger, new_token
 from embq.core.queue.lua import FREEING, SCRIPTS
 from embq.core.queue.result_stream import LIMIT_BYTES, Entry, PublishVerdict
-from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.commit_log import LogState
 from embq.core.run.commits import Commit, CommittedUnit
@@ -122,11 +121,6 @@ def test_a_claim_tells_how_many_attempts_ended_badly(run: RunCase) -> None:
     assert (answer.granted, answer.attempts) == (True, 1)
 
 
-def test_a_claim_of_another_generation_is_worthless(run: RunCase) -> None:
-    assert claim(run, 0, new_token("0-9", "a")) == "gen"
-    assert table(run, "owner") == {}
-
-
 @pytest.mark.parametrize("word", ["paused", "done", "archived"])
 def test_a_claim_is_refused_unless_the_run_is_running(run: RunCase, word: str) -> None:
     run.client.hset(run.key("meta"), "state", word)
@@ -184,11 +178,6 @@ def test_a_beat_extends_only_leases_that_are_held(run: RunCase) -> None:
         assert run.ledger.beat(run.gen, [(0, token), (1, "1-0:a:x")], lease_s=LEASE_S) == ("running", {"1-0:a:x"})
     assert scores(run, "due")[0] > 1
     assert 1 not in scores(run, "due")
-
-
-def test_a_beat_of_another_generation_loses_everything(run: RunCase) -> None:
-    token = run.claim(0)
-    assert run.ledger.beat("0-9", [(0, token), (1, "x")], lease_s=LEASE_S) == ("gen", {token, "x"})
 
 
 def test_a_beat_tells_the_state_of_the_run(run: RunCase) -> None:
@@ -847,19 +836,6 @@ def test_workers_that_are_no_longer_heard_of_are_forgotten(own_client: redis.Red
     assert alive["name"] == "b"
     WORKER_REPORTS.forget_silent(own_client)
     assert own_client.zrange(WORKERS, 0, -1) == [b"b"]
-
-
-def test_a_record_survives_its_json(run: RunCase) -> None:
-    assert RunRecord.from_json(run.record.to_json()) == run.record
-
-
-def test_scripts_survive_the_loss_of_the_script_cache(own_client: redis.Redis, tmp_path: Path) -> None:
-    run = make_case(own_client, tmp_path / "out")
-    run.build()
-    run.work_one(0)
-    own_client.script_flush()
-    run.work_one(1)
-    assert len(entries(run)) == 2
 
 
 def test_scripts_survive_a_server_that_forgets_them_at_every_moment(

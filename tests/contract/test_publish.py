@@ -6,28 +6,20 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from embq.core.errors import OutputError, OutsideError
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import MAX_ATTEMPTS
-from embq.core.rows.spec import RowSpec
-from embq.core.rows.vectors import STORED_DTYPES
 from embq.core.storage.durable import link
 from embq.worker.claim.lease import LeasedUnit, Leases
-from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
-from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.publish import PublishStage
-from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector
-from tests.support.second_reader.checks import differing
 
 
 @pytest.fixture
@@ -265,50 +257,3 @@ def test_a_part_that_becomes_a_link_after_it_was_looked_at_is_not_named(exchange
 
 
 # --- what is stored of vectors ---
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        RowSpec(dtype="float32", normalize=True),
-        RowSpec(dtype="float16", truncate_dim=8),
-        RowSpec(dtype="int8", int8_range=0.5),
-        RowSpec(dtype="binary", normalize=True),
-    ],
-    ids=lambda rows: rows.dtype,
-)
-def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
-    make_run: MakeRun, leases: Leases, rows: RowSpec
-) -> None:
-    """The second of three vectors is all zeros: it has no length, and becomes a failure."""
-    run = make_run(1, rows=rows)
-    embedder = StubEmbedder(run.record.model, dim=16, batch_size=2, s_per_sample=0, s_per_token=0, s_per_batch=0)
-    given = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
-    given[1] = 0
-    embedder.length = lambda prepared: 1  # type: ignore[method-assign]
-    embedder.embed = lambda batch: {"text": given[list(batch)]}  # type: ignore[assignment, method-assign]
-    publish = PublishStage(Meter(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload")
-    embed = EmbedStage(embedder, Meter(), hand_on=publish.run)
-    writer = run.writer()
-    hint = Hint(run=run.info.run, gen=run.gen, u=0, unit=run.units[0])
-    work = LeasedUnit(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())
-    leases.add(work)
-    samples = [sample(0, ordinal) for ordinal in range(3)]
-    prepared: Future[object] = Future()
-    prepared.set_result((samples, range(3)))
-    embed.add(Chunk(work, samples, prepared))
-    embed.add(EndOfUnit(work, samples=3))
-    embed.flush()
-    writer.drain()
-    (path,) = run.layout.parts.iterdir()
-    table = pq.read_table(path)
-    assert table["key"].to_pylist() == ["0:0", "0:2"]
-    assert run.failures() == [("0:1", "zero_vector")]
-    stored = np.stack(table["embedding"].to_numpy())
-    assert stored.shape == (2, rows.width(16))
-    assert stored.dtype == STORED_DTYPES[rows.dtype]
-    assert not differing(stored, given[[0, 2]], rows).any()
-    assert {name: table.schema.metadata.get(f"embq.{name}".encode()) for name in ("dtype", "int8_range")} == {
-        "dtype": rows.dtype.encode(),
-        "int8_range": b"0.5" if rows.dtype == "int8" else None,
-    }

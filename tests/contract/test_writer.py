@@ -680,13 +680,6 @@ def test_a_second_writer_is_told_to_try_later(run: RunCase) -> None:
     assert kinds(run).count("fence") == 1, "the second one has not touched the folder"
 
 
-def test_a_writer_that_let_go_is_followed_at_once(run: RunCase) -> None:
-    first = run.writer()
-    first.release()
-    second = RunWriter(run.client, run.record, version="test", clock=run.clock)
-    assert second.committer.epoch == first.committer.epoch + 1
-
-
 def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase) -> None:
     first = run.writer()
     run.work_one(0)

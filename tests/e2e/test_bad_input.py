@@ -99,16 +99,6 @@ def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given:
         assert "s3://BUCKET/KEY" in said[2]
 
 
-def test_images_and_texts_in_one_run_need_a_choice(short_tmp: Path, broker: EmbeddedServer) -> None:
-    write_shards(short_tmp / "shards", 1, 2)
-    write_texts(short_tmp / "texts.jsonl", 2)
-    given = (short_tmp / "shards", short_tmp / "texts.jsonl")
-    said = ended("enqueue", *given, "-o", short_tmp / "out", "-m", MODEL, environment={"EMBQ_BROKER_URL": broker.url})
-    assert_refused(*said, exits=65, code="bad_input", says="holds images and")
-    assert "--modality text" in said[2]
-    assert not (short_tmp / "out").exists()
-
-
 @pytest.mark.parametrize("verb", ["run", "enqueue"])
 def test_a_missing_shard_among_others_is_named(short_tmp: Path, broker: EmbeddedServer, verb: str) -> None:
     write_shards(short_tmp / "shards", 3, 2)

@@ -107,10 +107,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_there_are_sixty_wrong_uses() -> None:
-    assert len(WRONG) >= 60
-
-
 @pytest.mark.parametrize("command", WRONG)
 def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(folder: Path, command: str) -> None:
     exits, says = WRONG[command]

@@ -59,13 +59,6 @@ def parsed(*arguments: str, verb: str = "run") -> dict[str, object]:
 PASTED = ["--input_dataset", "photos", "--output_folder", "out", "--clip_model", "ViT-B/32"]
 
 
-def test_a_pasted_command_is_understood() -> None:
-    found = parsed(*PASTED)
-    assert found["inputs"] == ("photos",)
-    assert (found["output"], found["model"]) == ("out", ("open_clip:ViT-B-32-quickgelu/openai",))
-    assert parsed("--input_dataset", "photos", "--output_folder", "slurm")["output"] == "slurm"
-
-
 def test_either_spelling_of_every_option_is_understood() -> None:
     found = parsed(*PASTED, "--unit_size=7", "--drain_timeout", "2", "--image_key", "png", "--write-batch-size", "9")
     assert [found[name] for name in ("unit_size", "drain_timeout", "image_key", "write_batch_size")] == [

@@ -14,15 +14,10 @@ import pytest
 import redis
 
 import embq.core.broker.embedded
-from embq.core.broker.client import check, connect
+from embq.core.broker.client import connect
 from embq.core.broker.embedded import SOCKET_PATH_MAX_BYTES, EmbeddedServer, server_binary
 from embq.core.errors import BrokerError, ConfigError, Exit, OutputError, TryLaterError
 from tests.support.waiting import wait_until
-
-
-def test_it_is_a_broker_that_passes_the_check(own_server: EmbeddedServer, own_client: redis.Redis) -> None:
-    check(own_client, own_server.url)
-    assert own_server.running()
 
 
 def test_a_second_start_on_the_folder_is_told_to_try_later(own_server: EmbeddedServer) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from embq.core.errors import EmbqError, InputError, ModelError
+from embq.core.errors import EmbqError, InputError
 from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.rows.spec import RowSpec
@@ -95,15 +95,6 @@ def test_every_difference_is_named_at_once(request_: Request) -> None:
     assert caught.value.message.count(" asked for") == 2
 
 
-def test_foreign_files_are_refused_and_left_alone(request_: Request) -> None:
-    request_.output.mkdir()
-    (request_.output / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"thesis\.tex") as caught:
-        prepare(request_)
-    assert caught.value.code == "foreign_output"
-    assert snapshot(request_.output) == {"thesis.tex": b"years of work"}
-
-
 def test_an_empty_folder_is_taken(request_: Request) -> None:
     request_.output.mkdir()
     assert prepare(request_).new
@@ -133,19 +124,6 @@ def test_units_are_the_same_on_every_plan(request_: Request, tmp_path: Path) -> 
     assert one == two
     assert first.info.manifest_digest == second.info.manifest_digest
     assert first.info.run != second.info.run, "what goes elsewhere is another run"
-
-
-def test_a_wrong_model_is_refused_before_anything_is_made(request_: Request) -> None:
-    with pytest.raises(ModelError):
-        prepare(replace(request_, models=("resnet",)))
-    assert not request_.output.exists()
-
-
-def test_an_output_that_is_a_file_is_refused(request_: Request) -> None:
-    request_.output.write_text("x")
-    with pytest.raises(EmbqError):
-        prepare(request_)
-    assert request_.output.read_text() == "x"
 
 
 # --- at the same time ---

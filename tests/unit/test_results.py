@@ -89,12 +89,6 @@ def test_a_result_that_was_cut_anywhere_is_refused() -> None:
         assert caught.value.code == "bad_result"
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"PAR1", b"\xff" * 100])
-def test_bytes_that_are_no_result_are_refused(data: bytes) -> None:
-    with pytest.raises(OutputError):
-        decode(data)
-
-
 def test_messages_are_one_line_of_at_most_a_thousand_characters() -> None:
     batch = failure_batch([Failure(ordinal=0, key="k", code="c", message="ab \n" * 1000)])
     (message,) = batch["message"].to_pylist()

@@ -97,11 +97,6 @@ def test_a_shard_cut_anywhere_is_an_error_and_never_a_shorter_shard(pad: bool) -
     assert codes == {"shard_truncated", "shard_no_end_marker", *(["shard_trailing_data"] if pad else [])}
 
 
-def test_a_cut_between_two_members_says_that_the_end_marker_is_missing(tmp_path: Path) -> None:
-    assert code_of(tmp_path, tar_of(SAMPLES[:2])[: -2 * BLOCK]) == "shard_no_end_marker"
-    assert code_of(tmp_path, b"") == "shard_no_end_marker"
-
-
 @pytest.mark.parametrize("bit", [0x01, 0x40, 0x80])
 def test_a_flipped_bit_in_any_header_byte_is_seen_or_harmless(bit: int) -> None:
     data = tar_of(SAMPLES)
