@@ -23,6 +23,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue import uploads
 from embq.core.queue.heartbeats import live_workers, measured_rates, services
 from embq.core.queue.keys import (
+    ACTIVE,
     RATES,
     RUNS,
     SERVICES,
@@ -177,6 +178,7 @@ METAS: tuple[dict[str | bytes, str | bytes], ...] = (
 def poison_values(client: redis.Redis, number: int) -> None:
     """The poison of that number among each kind, where a laptop may put it."""
     client.hset(RUNS, RUN, RECORDS[number % len(RECORDS)])
+    client.sadd(ACTIVE, RUN)  # else it is read after a minute only
     client.hset(UPLOADS, "0" * 16, UPLOADS_TEXTS[number % len(UPLOADS_TEXTS)])
     client.hset(upload_key("0" * 16, "state"), mapping=STATES[number % len(STATES)])  # type: ignore[arg-type]
     client.hset(run_key(RUN, "asked"), mapping=WISHES[number % len(WISHES)])  # type: ignore[arg-type]
