@@ -100,6 +100,7 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
     assert f"{IMAGES.name}: {error}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_batch_is_computed_in_inference_mode(tmp_path: Path) -> None:
     batches: list[bool] = []
 
