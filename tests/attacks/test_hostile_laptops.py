@@ -241,8 +241,8 @@ def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> No
 
 def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Redis) -> None:
     files = tuple(
-        UploadFile(path=f"_inputs/{'0' * 16}/{number:08d}.jpg", bytes=1, mtime_ns=1, sha256=f"{number:064x}")
-        for number in range(150_000)
+        UploadFile(path=f"_inputs/{'0' * 16}/{number:0240d}.jpg", bytes=1, mtime_ns=1, sha256=f"{number:064x}")
+        for number in range(50_000)
     )
     upload = Upload(run=RUN, output="/out/a", record="{}", files=files)
     assert len(upload.to_json()) > 16 << 20
