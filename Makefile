@@ -19,14 +19,14 @@ install: .venv/installed
 demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m examples.demo
 
-test: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=3]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not pages and not fault"
+test: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not pages and not fault"
 
-test-slow: install   ## the tests that `make test` leaves out because they take long: [JOBS=3]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m slow --slow
+test-slow: install   ## the tests that `make test` leaves out because they take long: [JOBS=4]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m slow --slow
 
-coverage: install   ## `make test` with the branch coverage of the packages, also in the processes that tests start: [JOBS=3]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-report=html:.coverage-html
+coverage: install   ## `make test` with the branch coverage of the packages, also in the processes that tests start: [JOBS=4]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-report=html:.coverage-html
 
 test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
 	$(BIN)/python -m pytest -q tests/training --slow

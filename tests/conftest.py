@@ -8,6 +8,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Tests start hundreds of processes: where none may keep what it has compiled, each compiles all of embq again, which is
 # a quarter of the processor time of a small run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Threads of torch and faiss spin while they wait for each other. Where more processes compute than there are cores,
+# that takes four fifths of the processor time of a small model.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import atexit
 import gc
@@ -56,10 +59,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
 
 
+ON_BOTH_SERVERS = {
+    *("test_broker", "test_control", "test_end_of_run", "test_feeder", "test_hints", "test_ledger", "test_publish")
+}
+"""Files about what a server does: its commands and our scripts. Tests of other files run on Redis with `--slow`."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave what is marked slow to `--slow`."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         _mix(items)
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("server") == "redis" and item.path.stem not in ON_BOTH_SERVERS:
+            item.add_marker("slow")
     if config.getoption("--slow"):
         return
 

@@ -199,6 +199,7 @@ def local_ssh(folder: Path) -> Path:
     return ssh
 
 
+@pytest.mark.slow  # the tests below look at each way in which a process is started
 def test_no_verb_runs_code_of_the_current_folder(trap: Trap, own_server: EmbeddedServer, short_tmp: Path) -> None:
     with ThreadPoolExecutor() as pool:
         uses = [pool.submit(use_a_run, trap), pool.submit(use_a_fleet, trap, own_server.url)]

@@ -23,6 +23,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue import uploads
 from embq.core.queue.heartbeats import live_workers, measured_rates, services
 from embq.core.queue.keys import (
+    ACTIVE,
     RATES,
     RUNS,
     SERVICES,
@@ -177,6 +178,7 @@ METAS: tuple[dict[str | bytes, str | bytes], ...] = (
 def poison_values(client: redis.Redis, number: int) -> None:
     """The poison of that number among each kind, where a laptop may put it."""
     client.hset(RUNS, RUN, RECORDS[number % len(RECORDS)])
+    client.sadd(ACTIVE, RUN)  # else it is read after a minute only
     client.hset(UPLOADS, "0" * 16, UPLOADS_TEXTS[number % len(UPLOADS_TEXTS)])
     client.hset(upload_key("0" * 16, "state"), mapping=STATES[number % len(STATES)])  # type: ignore[arg-type]
     client.hset(run_key(RUN, "asked"), mapping=WISHES[number % len(WISHES)])  # type: ignore[arg-type]
@@ -237,8 +239,8 @@ def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> No
 
 def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Redis) -> None:
     files = tuple(
-        UploadFile(path=f"_inputs/{'0' * 16}/{number:08d}.jpg", bytes=1, mtime_ns=1, sha256=f"{number:064x}")
-        for number in range(150_000)
+        UploadFile(path=f"_inputs/{'0' * 16}/{number:0240d}.jpg", bytes=1, mtime_ns=1, sha256=f"{number:064x}")
+        for number in range(50_000)
     )
     upload = Upload(run=RUN, output="/out/a", record="{}", files=files)
     assert len(upload.to_json()) > 16 << 20

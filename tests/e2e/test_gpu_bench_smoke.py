@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
         }
 
     monkeypatch.setattr(gpu, "in_a_process", in_this_process)
+    monkeypatch.setattr(gpu, "at_once", lambda count, do, *arguments: do(threading.Barrier(1), *arguments))
     monkeypatch.setattr(gpu, "make_pictures", lambda folder, scale: None)
     monkeypatch.setattr(gpu, "run", lambda *arguments: {"rows_per_s": 4.0})
     assert gpu.main(["--device", "cpu", "--quick", "--output", str(out)]) == 0
@@ -100,6 +102,7 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
     assert f"{IMAGES.name}: {error}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_batch_is_computed_in_inference_mode(tmp_path: Path) -> None:
     batches: list[bool] = []
 

@@ -107,6 +107,7 @@ def test_an_image_that_cannot_be_decoded_is_told_of_whichever_process_met_it(tmp
     assert (again, said_again["inexact"], said_again["unreadable_names"]) == (3, said["inexact"], both)
 
 
+@pytest.mark.slow
 def test_a_training_from_the_hub_goes_on_with_the_commit_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

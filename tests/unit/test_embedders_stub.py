@@ -41,14 +41,15 @@ def test_the_values_never_change_between_versions() -> None:
     assert (stub_vector(b"embq", 4) * 2048).tolist() == [-717, 1863, 1053, -1423]
 
 
-def test_importing_the_stub_and_loading_one_needs_no_torch() -> None:
+def test_a_worker_process_that_loads_the_stub_imports_no_library_that_takes_long() -> None:
     code = (
-        "import sys; from embq.core.models import ModelConfig; from embq.worker.embedders.registry import load; "
+        "import sys, embq.worker.process; "
+        "from embq.core.models import ModelConfig; from embq.worker.embedders.registry import load; "
         "load(ModelConfig(spec='stub:8', modalities=('text',), precision='fp32'), 'cpu'); "
-        "print([name for name in ('torch', 'PIL', 'transformers', 'open_clip') if name in sys.modules])"
+        "print({'torch', 'PIL', 'transformers', 'open_clip', 'fsspec', 'pyarrow.compute'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "set()"
 
 
 def test_the_time_of_a_batch_is_what_the_spec_says() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embq.core.errors import ConfigError
 from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, vectors, whole_or_none
@@ -269,6 +268,8 @@ def _new_dataset(file: Any, column: H5Column, table: pa.Table) -> Any:
     rows, type_ = table.num_rows, table.schema.field(column.name).type
     shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
     if column.name == "unit_id":
+        import pyarrow.compute as pc
+
         longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
         dtype = h5py.string_dtype("utf-8", longest)
         return file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
@@ -283,6 +284,8 @@ def described(columns: Sequence[H5Column]) -> str:
 
 def without_nul(strings: pa.Array, start: int) -> tuple[pa.Array, list[tuple[int, int]]]:
     """Strings with U+FFFD for each NUL character, and (row, position) of each; the first string is row `start`."""
+    import pyarrow.compute as pc
+
     with_nul = pc.match_substring(strings, "\0")
     if not pc.any(with_nul).as_py():
         return strings, []

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embq.core.formats.base import READ_ROWS, Draft, PartName, groups_within, whole_or_none
@@ -71,6 +70,8 @@ class ParquetPart:
         chunks = [chunk for name in columns for chunk in table[name].chunks if pa.types.is_dictionary(chunk.type)]
         if not chunks:
             return table.select(list(columns))
+        import pyarrow.compute as pc  # not above: workers, which only write, would start a tenth slower
+
         lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in chunks)
         if sum(pc.sum(length).as_py() or 0 for length in lengths) > LARGE_BYTES:
             raise ValueError(f"{table.num_rows} rows of it would have more than {LARGE_BYTES} bytes of repeated texts")

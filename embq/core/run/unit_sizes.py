@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embq.core.units import Unit
 
@@ -58,6 +57,7 @@ class UnitSizes:
     def of_table(cls, table: pa.Table) -> UnitSizes:
         """From the columns `COLUMNS` of a segment, which must not be one of retries."""
         import numpy as np
+        import pyarrow.compute as pc  # not above: workers need but `size_of`, and it is a tenth of their start
 
         samples = pc.max_element_wise(pc.fill_null(table["samples"], 1), 1).to_numpy()
         size = np.maximum(0, table["stop"].to_numpy() - table["start"].to_numpy())
@@ -80,6 +80,8 @@ class UnitSizes:
 
     def sums(self, chosen: np.ndarray) -> Iterator[UnitSize]:
         """Size of the units that a mask selects, kind by kind."""
+        import pyarrow.compute as pc
+
         for kind in self.kinds.unique().to_pylist():
             these = chosen & pc.equal(self.kinds, kind).to_numpy(zero_copy_only=False)
             yield UnitSize(kind, int(self.samples[these].sum()), int(self.bytes[these].sum()))

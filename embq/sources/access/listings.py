@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from fsspec.utils import glob_translate
-
 from embq.core.errors import SourceError
 from embq.sources.access.filesystems import bare, filesystem, missing, url_of
 from embq.sources.access.ranged_reads import with_retries
@@ -117,6 +115,9 @@ def _below(url: str, depth: int, relative: str = "") -> Iterator[tuple[str, File
 
 
 def _match_below(pattern: str) -> list[str]:
+    # Here, for fsspec reads the names of all installed packages: a twentieth of the start of every service.
+    from fsspec.utils import glob_translate
+
     literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     root = literal[: literal.rindex("/") + 1]
     rest = pattern.removeprefix(root)
