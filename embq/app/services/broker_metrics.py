@@ -12,9 +12,9 @@ import redis
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import progress_of
-from embq.app.status.run_progress import UNIT_STATES
-from embq.core.queue.heartbeats import ROLES, STATES, Service, live_workers, services
-from embq.core.queue.keys import UPLOADS, queue_name, run_key
+from embq.app.status.run_progress import UNIT_STATES, RunProgress
+from embq.core.queue.heartbeats import ROLES, STATES, Rate, Service, live_workers, rates_of, services
+from embq.core.queue.keys import RATES, UPLOADS, queue_name, run_key
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.run.control import VERBS, RunState
@@ -25,6 +25,8 @@ ANSWER_S = 2.0
 """Timeout of one answer; less than the timeout of a scrape."""
 SHOWN_S = 600.0
 """A run that has ended has all of its metrics for so long, so that the last values are scraped."""
+UNIT_S = 1.0
+"""Work of a unit whose samples or whose model's speed are not known yet: enough to start a first worker."""
 
 _Run = tuple[RunRecord, BrokerSnapshot]
 
@@ -65,7 +67,8 @@ class BrokerMetrics:
             for record, _ in runs:
                 pipe.xlen(run_key(record.run, "res"))
                 pipe.hvals(run_key(record.run, "busy"))
-            memory, uploads, *answers = pipe.execute()
+            pipe.hgetall(RATES)
+            memory, uploads, *answers, rates = pipe.execute()
         put_memory(samples, memory)
         samples.put("embq_uploads", uploads)
         hints: Counter[str] = Counter()
@@ -73,12 +76,15 @@ class BrokerMetrics:
             hints[spec] += waiting
         for spec, waiting in hints.items():
             samples.put("embq_queue_hints", waiting, spec)
-        of_runs = answers[len(models) :]
+        of_runs, left_s = answers[len(models) :], 0.0
         for (record, snapshot), results, busy in zip(runs, of_runs[::2], of_runs[1::2], strict=True):
-            put_run(samples, record, snapshot)
+            progress = put_run(samples, record, snapshot)
+            if snapshot.state == RunState.RUNNING:
+                left_s += work_left_s(progress, rates_of(record.model, rates))
             samples.put("embq_run_results", results, record.run)
             oldest_ms = min(_times(busy), default=snapshot.now_ms)
             samples.put("embq_run_oldest_unit_seconds", max(0.0, (snapshot.now_ms - oldest_ms) / 1000), record.run)
+        samples.put("embq_work_left_seconds", left_s)
 
 
 def _is_shown(snapshot: BrokerSnapshot) -> bool:
@@ -124,8 +130,17 @@ def put_services(samples: MetricSamples, services: Sequence[Service], workers: S
         samples.put("embq_devices", states[state], state)
 
 
-def put_run(samples: MetricSamples, record: RunRecord, snapshot: BrokerSnapshot) -> None:
-    """Put the metrics of one run."""
+def work_left_s(progress: RunProgress, rates: Sequence[Rate]) -> float:
+    """Seconds that one worker process of mean speed needs for the units of a run that are not embedded."""
+    units = progress.queued + progress.in_flight
+    speed = sum(rate.rows_per_s for rate in rates) / len(rates) if rates else 0.0
+    if not speed or not progress.rows_total:
+        return units * UNIT_S
+    return units / progress.units_total * progress.rows_total / speed
+
+
+def put_run(samples: MetricSamples, record: RunRecord, snapshot: BrokerSnapshot) -> RunProgress:
+    """Put the metrics of one run; returns its progress."""
     progress = progress_of(record, snapshot)
     title = PurePosixPath(progress.output.rstrip("/")).name
     samples.put("embq_run_info", 1, progress.run, title, progress.model, snapshot.state)
@@ -149,6 +164,7 @@ def put_run(samples: MetricSamples, record: RunRecord, snapshot: BrokerSnapshot)
     for name, value in values.items():
         if value is not None:
             samples.put(name, value, progress.run)
+    return progress
 
 
 def _times(raw: Iterable[bytes]) -> list[int]:

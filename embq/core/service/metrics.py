@@ -68,6 +68,7 @@ PRODUCER = (
     _gauge("embq_worker_units_held", "leased units", "worker"),
     _gauge("embq_uploads", "runs being uploaded"),
     _gauge("embq_queue_hints", "queued hints: a few seconds of work, not the whole run", "model"),
+    _gauge("embq_work_left_seconds", "time of one worker process for the rest of all runs; 1 per unit until measured"),
     _gauge("embq_runs", "`running`, `paused`, `cancelled`, `done`, or `waiting` for a writer", "state"),
     _gauge(
         "embq_run_info",
