@@ -456,7 +456,7 @@ def test_a_closed_log_that_lacks_a_unit_is_not_complete(tmp_path: Path) -> None:
 def test_a_flipped_byte_in_a_part_is_named(out: Path) -> None:
     path = file_path(out)
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[8] ^= 1  # in the first page; in a file this small the middle may be in the footer
     path.write_bytes(content)
 
     report = verify(out)
