@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.support.waiting import wait_until
 
 SHARDS, SAMPLES, DIM = 60, 20, 16
 SLOW = f"stub:{DIM}?ms_per_sample=10"
+SLOWER = f"stub:{DIM}?ms_per_sample=50"
 TLS_BROKER = """
 FROM {base}
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends redis-server \\
@@ -81,16 +83,18 @@ def box(built: Path, tmp_path_factory: pytest.TempPathFactory, gateway: str, tls
         stack.take_down()
 
 
-@pytest.fixture(scope="module")
-def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Another machine as its user makes it: a clone, and the worker's folder of secrets from the box."""
-    folder = checkout(tmp_path_factory.mktemp("other"))
-    shutil.copytree(box.folder / "secrets" / "worker", folder / "secrets" / "worker")
-    said("chown", "-R", "--reference", box.folder / "secrets" / "worker" / "password", folder / "secrets")
+@contextmanager
+def further_machine(box: Stack, folder: Path, name: str) -> Iterator[Stack]:
+    """A machine as its user makes it: a clone, and the folder of secrets of a user of its own from the box."""
+    box.compose("run", "--rm", "-T", "users", "--user", f"worker-{name}")
+    checkout(folder)
+    secrets = folder / "secrets" / "worker"
+    shutil.copytree(box.folder / "secrets" / f"worker-{name}", secrets)
+    said("chown", "-R", "--reference", box.folder / "secrets" / "worker" / "password", secrets.parent)
     address = f"{box.settings['EMBQ_BROKER_BIND']}:{box.settings['EMBQ_BROKER_TLS_PORT']}"
     settings = {
-        "EMBQ_BROKER_URL": f"rediss://worker@{address}",
-        "EMBQ_MACHINE": "gpu2",
+        "EMBQ_BROKER_URL": f"rediss://worker-{name}@{address}",
+        "EMBQ_MACHINE": name,
         "EMBQ_ROOTS": box.settings["EMBQ_ROOTS"],
     }
     stack = Stack(folder, files=WORKER_CPU, settings=settings)
@@ -98,6 +102,13 @@ def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
         yield stack
     finally:
         stack.take_down()
+
+
+@pytest.fixture(scope="module")
+def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The second machine."""
+    with further_machine(box, tmp_path_factory.mktemp("other"), "gpu2") as stack:
+        yield stack
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -173,6 +184,32 @@ def test_what_a_laptop_has_sent_is_left_to_the_box(
     assert worker == docker("inspect", "--format", "{{.Config.Hostname}}", box.containers("worker")[0])
     assert " inputs_not_here " in docker("logs", other.containers("worker")[0])
     account["sent_along"] = {"rows": len(output.keys), "units_left_to_the_box": 20}
+
+
+def test_a_third_machine_whose_user_is_revoked_ends_and_the_others_take_its_units(
+    box: Stack, other: Stack, gateway: str, tmp_path: Path, account: dict[str, Any]
+) -> None:
+    expected = shards(box.folder / "data")
+    url = f"http://{gateway}:{box.settings['EMBQ_SHARDS_PORT']}/{{00..{SHARDS - 1}}}.tar"
+    with further_machine(box, tmp_path / "third", "gpu3") as third:
+        third.compose("up", "--detach", "--no-build")
+        wait_until(lambda: {one["host"] for one in workers_heard_of(box)} == {"box", "gpu2", "gpu3"})
+        told = laptop(box, "enqueue", url, "--upload", "-o", "/out/three", "-m", SLOWER, "--modality", "text", "--json")
+        run = run_named_in(told)
+
+        def computing() -> set[str]:
+            return {one["name"].split(".")[0] for one in box.status(run)["workers"] if one["unit"]}
+
+        wait_until(lambda: computing() == {"box", "gpu2", "gpu3"})
+        box.compose("run", "--rm", "-T", "users", "--remove", "worker-gpu3")
+        assert box.status(run)["state"] == "running"
+        wait_until(lambda: "the broker's user was removed or has a new password" in third.logs("worker"))
+        wait_until(lambda: box.status(run)["state"] == "done")
+    counts = by_worker(check_complete(box.folder / "out" / "three", expected, units=SHARDS, dim=DIM).tokens)
+    account["three_machines_one_revoked"] = {
+        name: sum(units for worker, units in counts.items() if worker.split(".")[0] == name)
+        for name in ("box", "gpu2", "gpu3")
+    }
 
 
 def test_shards_are_read_in_ranges_and_nothing_else_is(box: Stack, gateway: str) -> None:
