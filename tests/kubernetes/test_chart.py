@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import click
 import pytest
 import yaml
 
+import embq
 from embq.app.cli.entry_point import cli
 from embq.core.process.children import die_with_parent
 from embq.core.service.metrics import METRICS
@@ -193,13 +193,12 @@ def test_nobody_reaches_the_broker_but_the_release_and_it_calls_nobody() -> None
 
 def test_the_images_are_those_of_the_compose_stack_and_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert chart["version"] == chart["appVersion"] == project["version"]
+    assert chart["version"] == chart["appVersion"] == embq.__version__
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     for name, manifest in workloads({}).items():
         image, _, tag = containers(manifest)[0]["image"].partition(":")
         assert f"{image}:" in compose, name
-        assert tag == (project["version"] if image.startswith("embq-") else "9")
+        assert tag == (embq.__version__ if image.startswith("embq-") else "9")
 
 
 @needs_tls_server
