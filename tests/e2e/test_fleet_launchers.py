@@ -20,7 +20,17 @@ from embq.app.broker_admin import accounts
 from embq.core.broker.client import connect
 from embq.core.errors import Exit
 from tests.e2e.check import check_complete
-from tests.e2e.session import Command, await_in, called, closed, committed, process_ended, started, write_texts
+from tests.e2e.session import (
+    DEADLINE_S,
+    Command,
+    await_in,
+    called,
+    closed,
+    committed,
+    process_ended,
+    started,
+    write_texts,
+)
 from tests.support.servers.ray import QUIET, ray_cluster
 from tests.support.servers.slurm import slurm
 from tests.support.servers.sshd import ssh_daemons
@@ -64,12 +74,14 @@ class Box:
         assert status == Exit.DONE, said
         return expected, out, service
 
-    def fleet(self, *arguments: str | Path, **changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    def fleet(
+        self, *arguments: str | Path, deadline_s: float = DEADLINE_S, **changes: str
+    ) -> tuple[int, dict[str, dict[str, Any]]]:
         """Exit status and rows by machine of `embq fleet`."""
         verb, *rest = arguments
         where = ("--broker", self.server.url("worker"), "--secrets", self.server.secrets, "--json")
         environment = {**QUICK, "EMBQ_BROKER_CA": self.server.ca, **changes}
-        status, text, said = process_ended("fleet", verb, *where, *rest, environment=environment)
+        status, text, said = process_ended("fleet", verb, *where, *rest, environment=environment, deadline_s=deadline_s)
         assert text, said
         return status, {row["name"]: row for row in json.loads(text)["checks"]}
 
@@ -258,6 +270,8 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
     [
         ((), "--hosts FILE, or --launcher slurm"),
         (("--launcher", "slurm"), "--machines N"),
+        (("--launcher", "kubernetes", "--print"), "--machines N"),
+        (("--hosts", "one", "--print"), "--launcher kubernetes"),
         (("--launcher", "slurm", "--hosts", "one"), "--hosts belongs to ssh"),
         (("--hosts", "twice"), "--hosts names gpu1 2 times"),
         (("--hosts", "none"), "names no host"),

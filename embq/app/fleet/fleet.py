@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from embq.app.broker_admin import accounts
 from embq.app.cli.shared_options import required_url
 from embq.app.doctor.check import Check
+from embq.app.fleet.kubernetes import KubernetesLauncher
 from embq.app.fleet.launcher import Launcher, Member
 from embq.app.status.fleet import fleet_status
 from embq.core.errors import ConfigError, EmbqError, UsageError
@@ -26,7 +27,7 @@ class Fleet:
     Args:
         secrets: folder that `embq broker init` has made, with the password of the user admin.
         settings: with the broker's URL as the machines reach it, whatever user it names.
-        wanted: machines that it is to have.
+        names: machines that it is to have.
     """
 
     def __init__(self, name: str, secrets: Path, settings: Settings, launcher: Launcher, names: Sequence[str]) -> None:
@@ -54,16 +55,8 @@ class Fleet:
             arguments: options of `embq worker`.
             wait_s: longest time until a started worker reports to the broker.
         """
-        machines = self._machines
-        if not machines:
-            raise UsageError("nothing says how many machines are meant", next_step="--machines N")
-        had, url = self.named(()), required_url(self._settings)
-        accounts.make(self._secrets, [self._prefix + machine for machine in machines])
-        if url.startswith("rediss:"):
-            accounts.hand_out_authority(self._secrets)
-        accounts.reload(self._settings, self._secrets)
-        failed = set()
-        members = [self._member(machine, arguments, drain_s) for machine in machines]
+        machines, had, failed = self._machines, self.named(()), set[str]()
+        members = self._members(arguments, drain_s)
         try:
             for row in self._launcher.start(members):
                 failed.add(row.name)
@@ -76,6 +69,12 @@ class Fleet:
             yield row
         if new := sorted(failed - set(had)):
             self.down(new)
+
+    def manifests(self, arguments: Sequence[str], *, drain_s: float) -> str:
+        """Give each machine a user, and return the manifests that `up` applies; UsageError without Kubernetes."""
+        if not isinstance(self._launcher, KubernetesLauncher):
+            raise UsageError("--print: only Kubernetes has manifests", next_step="--launcher kubernetes")
+        return self._launcher.manifests(self._members(arguments, drain_s))
 
     def status(self) -> Iterator[Check]:
         """A row for each machine: what the launcher knows of it, and what the broker does."""
@@ -109,6 +108,17 @@ class Fleet:
                 next_step=f"it has {', '.join(machines) or 'none'}",
             )
         return list(names) or machines
+
+    def _members(self, arguments: Sequence[str], drain_s: float) -> list[Member]:
+        """The named machines, each with a user that the broker knows."""
+        if not self._machines:
+            raise UsageError("nothing says how many machines are meant", next_step="--machines N")
+        url = required_url(self._settings)
+        accounts.make(self._secrets, [self._prefix + machine for machine in self._machines])
+        if url.startswith("rediss:"):
+            accounts.hand_out_authority(self._secrets)
+        accounts.reload(self._settings, self._secrets)
+        return [self._member(machine, arguments, drain_s) for machine in self._machines]
 
     def _member(self, machine: str, arguments: Sequence[str], drain_s: float) -> Member:
         user = self._prefix + machine

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -10,12 +12,14 @@ from typing import Any, Protocol
 
 import embq
 from embq.app.doctor.check import Check
+from embq.core.errors import ConfigError, TryLaterError
 from embq.core.process.children import MARK
 
 AT_ONCE = 32
 """Machines that are asked at the same time."""
 CHECK_S = 600.0
 """Longest check of a machine: the first import of torch from a network disk takes minutes."""
+LOOK_S = 1.0
 GRACE_S = 30.0
 """Beyond its drain timeout, a worker gives leases back and frees devices."""
 
@@ -117,6 +121,40 @@ class AskingLauncher:
             unequal = f"embq {answer['embq']} there, {embq.__version__} here"
             return [Check(member.name, "fail", unequal, self._install(member.name))]
         return rows_of(member.name, answer)
+
+
+def called(
+    command: Sequence[str], *, needs: str, see: str, environment: Mapping[str, str] | None = None, stdin: str = ""
+) -> str:
+    """Standard output of a command of an engine; ConfigError if there is none, TryLaterError if it fails.
+
+    Args:
+        needs, see: next steps for the one and the other.
+    """
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{command[0]} is not installed here", next_step=needs) from error
+    if done.returncode:
+        detail = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+        raise TryLaterError(f"{command[0]} failed: {detail}", next_step=see)
+    return done.stdout
+
+
+def late(kind: str, running: Callable[[], Mapping[str, str]], seconds: float, fix: str) -> Iterator[Check]:
+    """Wait until machines have ended; a row for each that is late.
+
+    Args:
+        running: machine -> its job or pod, called by `kind`, of those that have not ended.
+        fix: the command that ends one.
+    """
+    end = time.monotonic() + seconds
+    while active := running():
+        if time.monotonic() > end:
+            for name, job in active.items():
+                yield Check(name, "fail", f"{kind} {job} has not ended within {seconds:g} s", f"{fix} {job}")
+            return
+        time.sleep(LOOK_S)
 
 
 def answer_in(text: str) -> dict[str, Any] | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import shlex
-import subprocess
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, Member, answer_in, rows_of
+from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, rows_of
 from embq.app.fleet.member import fleet_folder, remove_files
-from embq.core.errors import ConfigError, TryLaterError, UsageError
+from embq.core.errors import UsageError
 from embq.core.process.children import python
 from embq.core.settings import child_environment
 
@@ -22,7 +20,7 @@ WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
 RUNS = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING")
 MOST_BYTES = 128_000
 """Of one variable of an environment (MAX_ARG_STRLEN of Linux): some 600 machines."""
-LOOK_S, END_S = 1.0, 120.0
+END_S = 120.0
 """From scancel to the end of a job: Slurm's KillWait is 30 s by default, and nodes clean up behind a job."""
 
 SCRIPT = """#!/bin/bash
@@ -95,23 +93,13 @@ class SlurmLauncher:
         """Signal the running jobs, cancel the waiting."""
         self._cancel(self._active(names, WAITS))
         self._cancel(self._active(names, RUNS), "--signal", "TERM")
-        return self._late(names, drain_s + GRACE_S)
+        return late("job", lambda: self._active(names), drain_s + GRACE_S, "scancel")
 
     def remove(self, names: Sequence[str]) -> Iterator[Check]:
         """Cancel the jobs, and remove their logs."""
         self._cancel(self._active(names))
-        yield from self._late(names, END_S)
+        yield from late("job", lambda: self._active(names), END_S, "scancel")
         remove_files(self._fleet, names)
-
-    def _late(self, names: Sequence[str], seconds: float) -> Iterator[Check]:
-        """Wait for the ends of jobs; a row for each that is late."""
-        end = time.monotonic() + seconds
-        while active := self._active(names):
-            if time.monotonic() > end:
-                for name, job in active.items():
-                    yield Check(name, "fail", f"job {job} has not ended within {seconds:g} s", f"scancel {job}")
-                return
-            time.sleep(LOOK_S)
 
     def _cancel(self, jobs: Mapping[str, str], *options: str) -> None:
         if jobs:
@@ -145,15 +133,7 @@ class SlurmLauncher:
 
 
 def _called(command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
-    """Standard output of a command of Slurm; ConfigError if there is none, TryLaterError if it fails."""
-    try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{command[0]} is not installed here", next_step=NEEDS) from error
-    if done.returncode:
-        detail = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
-        raise TryLaterError(f"{command[0]} failed: {detail}", next_step="see `sinfo`, and --sbatch")
-    return done.stdout
+    return called(command, needs=NEEDS, see="see `sinfo`, and --sbatch", environment=environment, stdin=stdin)
 
 
 def _own(member: Member) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import embq
 from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
 from embq.app.cli.shared_options import broker_option, json_option, option_group, settings_with
 from embq.app.doctor.check import print_checks
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from embq.app.fleet.launcher import Launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
-LAUNCHERS = ("ssh", "slurm", "ray")
-_OF_LAUNCHER = ("launcher", "hosts", "ssh_command", "count", "sbatch", "ray_address", "gpus", "remote_python")
+LAUNCHERS = ("ssh", "slurm", "kubernetes", "ray")
+_OF_LAUNCHER = (
+    *("launcher", "hosts", "ssh_command", "count", "sbatch", "ray_address", "gpus", "remote_python"),
+    *("kubectl", "pod_image", "patch"),
+)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WAIT = "Longest time until a started worker reports to the broker."
 _DRAIN = "Seconds to finish begun units, as of `embq worker`."
 
@@ -41,20 +46,23 @@ _where = option_group(
     option(
         "--fleet-name", "name", default="fleet", metavar="NAME", help="Name of the fleet, part of its users' names."
     ),
-    option(
-        "--hosts",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Hosts for ssh, one a line.",
-    ),
+    option("--hosts", type=_FILE, metavar="FILE", help="Hosts for ssh, one a line."),
     option("--ssh-command", default="ssh", metavar="COMMAND", help="ssh with its options: 'ssh -F cluster.conf'."),
     option("--machines", "count", type=click.IntRange(min=1), metavar="N", help="Machines that `up` is to start."),
     option("--sbatch", default="", metavar="OPTIONS", help="Options of sbatch: '--partition gpu --gpus-per-node 8'."),
     option("--ray-address", default="auto", metavar="HOST:PORT", help="Head of the Ray cluster."),
     option(
-        "--gpus-per-machine", "gpus", type=click.IntRange(min=0), default=1, metavar="N", help="GPUs of each on Ray."
+        "--gpus-per-machine",
+        "gpus",
+        type=click.IntRange(min=0),
+        default=1,
+        metavar="N",
+        help="GPUs of a machine on Kubernetes or Ray.",
     ),
-    option("--remote-python", default="", metavar="PATH", help="Python interpreter with embq on the machines.  [ours]"),
+    option("--kubectl", default="kubectl", metavar="COMMAND", help="kubectl with its options: 'kubectl -n ml'."),
+    option("--pod-image", default=f"embq-worker:{embq.__version__}", metavar="IMAGE", help="Image of the pods."),
+    option("--patch", type=_FILE, metavar="FILE", help="Patch of the Deployments, as `kubectl patch` takes it."),
+    option("--remote-python", default="", metavar="PATH", help="Python with embq there.  [ours; in pods, python]"),
     option(
         "--secrets",
         default="secrets",
@@ -92,6 +100,9 @@ def _launcher(
     ray_address: str,
     gpus: int,
     remote_python: str,
+    kubectl: str,
+    pod_image: str,
+    patch: Path | None,
 ) -> tuple[Launcher, list[str]]:
     """The launcher that the options name, and the machines that `up` starts by it."""
     from embq.app.fleet.ssh import check_hosts, read_hosts, ssh_launcher, words
@@ -112,6 +123,12 @@ def _launcher(
         from embq.app.fleet.ray import ray_launcher
 
         return ray_launcher(name, ray_address, gpus), machines
+    if launcher == "kubernetes":
+        from embq.app.fleet.kubernetes import KubernetesLauncher
+
+        calls, inner = words("--kubectl", kubectl), remote_python or "python"
+        pods = KubernetesLauncher(fleet=name, kubectl=calls, image=pod_image, python=inner, gpus=gpus, patch=patch)
+        return pods, machines
     from embq.app.fleet.slurm import SlurmLauncher
 
     return SlurmLauncher(name, words("--sbatch", sbatch), executable), machines
@@ -133,7 +150,8 @@ _machines = click.argument("machines", metavar="[MACHINE]...", nargs=-1)
 @click.argument("worker", metavar="[-- WORKER_OPTION...]", nargs=-1, type=click.UNPROCESSED)
 @fleet_options
 @option("--wait", "wait_s", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", help=_WAIT)
-def up(fleet: Fleet, worker: tuple[str, ...], wait_s: float, as_json: bool) -> Exit:
+@option("--print", "printed", is_flag=True, help="Print the manifests of Kubernetes with the passwords; apply nothing.")
+def up(fleet: Fleet, worker: tuple[str, ...], wait_s: float, printed: bool, as_json: bool) -> Exit:
     """Make a user for each machine, check it with `embq worker --check`, and start a worker on it.
 
     Prints a row for each machine when its worker reports to the broker, or what failed and what mends it. A machine
@@ -144,6 +162,9 @@ def up(fleet: Fleet, worker: tuple[str, ...], wait_s: float, as_json: bool) -> E
     from embq.app.verbs.services import worker as verb
 
     parsed = verb.make_context("embq worker", list(worker)).params
+    if printed:
+        click.echo(fleet.manifests(worker, drain_s=parsed["drain_timeout"]))
+        return Exit.DONE
     return print_checks(fleet.up(worker, drain_s=parsed["drain_timeout"], wait_s=wait_s), as_json=as_json)
 
 
