@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # Runs keep measured speeds there. Short, because sockets are below it.
@@ -41,6 +42,9 @@ from embq.core.run.run_info import RunInfo
 from embq.core.storage.paths import Place
 
 pytest.register_assert_rewrite("tests.support.outputs.run_case")
+# A busy machine makes no test fail.
+settings.register_profile("embq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("embq")
 # Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
 sys.dont_write_bytecode = False
 

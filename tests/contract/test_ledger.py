@@ -1182,11 +1182,7 @@ def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=30,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
+            max_examples=30, stateful_step_count=40, derandomize=True, suppress_health_check=list(HealthCheck)
         ),
     )
     for run in made:

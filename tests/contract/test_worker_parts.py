@@ -7,9 +7,10 @@ import io
 import json
 import os
 import struct
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from embq.app.export.export import ExportOptions, export
 from embq.app.output.output import open_output
+from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
@@ -39,6 +41,13 @@ from tests.support.second_reader.checks import verify
 from tests.support.servers.storage import Killed, environment, s3_proxy
 
 FORMATS = ("parquet", "arrow")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One server: what announces a part is tried on both by other files."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def keys(ranks: Sequence[Sequence[Batch]]) -> list[str]:
     return [key for batches in ranks for batch in batches for key in batch.keys]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     st.sets(st.integers(0, 40)),

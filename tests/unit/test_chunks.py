@@ -331,7 +331,7 @@ def test_other_windows_of_words_than_were_asked_for_are_found(rows: pa.Table) ->
 # --- units ---
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.integers(1, 12), min_size=1, max_size=30),
     end=st.booleans(),

@@ -202,7 +202,7 @@ def test_a_text_counts_as_truncated_where_the_model_does_not_read_all_of_it(text
 # --- the stub's words ---
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     text=st.text(alphabet="ab é🙂\n\t \u3000\x1c", max_size=120).filter(str.strip),
     tokens=st.integers(1, 9),

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import tarfile
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embq.sources.formats.tar_headers import BLOCK, DAMAGE_CODES, parse_members
 from tests.support.archives import outcome_of, tar_of
 
-EXACT = settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],  # which a busy machine would fail
-)
+EXACT = settings(max_examples=60, derandomize=True, database=None)
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
     lambda name: not name.endswith("/") and name.strip("/")

@@ -35,7 +35,7 @@ SPECS = st.builds(
 SOME = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(BLOCKS, SPECS)
 def test_every_row_is_stored_alone_and_an_independent_formula_agrees(block: np.ndarray, rows: RowSpec) -> None:
     values, faults = stored(block, rows)
@@ -50,7 +50,7 @@ def test_every_row_is_stored_alone_and_an_independent_formula_agrees(block: np.n
     assert not (rows.unit_length and wrong_norms(values[good], rows).any())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(BLOCKS)
 def test_the_beginning_of_a_vector_is_kept_and_has_length_one_again(block: np.ndarray) -> None:
     values, faults = stored(block, RowSpec(dtype="float32", truncate_dim=8))
