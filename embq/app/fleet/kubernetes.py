@@ -156,7 +156,7 @@ def _row(name: str, deployment: Manifest, pod: Manifest | None) -> Check:
         if ended or waiting.get("reason") in _MISSING:
             why = ended or last or waiting
             message = str(why.get("message") or why.get("reason"))
-            if (answer := answer_in(message)) and answer["failed"]:
+            if (answer := answer_in(message)) and answer.failed:
                 return rows_of(name, answer)[0]
             after = " ".join(message.rpartition(MARK)[2].partition("}\n")[2].split() if answer else message.split())
             return Check(name, "fail", after[-500:], f"kubectl logs {pod['metadata']['name']}")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Protocol
+
+from msgspec import Meta
 
 import embq
 from embq.app.doctor.check import Check
+from embq.core import wire
 from embq.core.errors import ConfigError, TryLaterError
-from embq.core.process.children import MARK
+from embq.core.process.children import MARK, kill, start
 
 AT_ONCE = 32
 """Machines that are asked at the same time."""
@@ -22,6 +30,10 @@ CHECK_S = 600.0
 LOOK_S = 1.0
 GRACE_S = 30.0
 """Beyond its drain timeout, a worker gives leases back and frees devices."""
+OUTPUT_BYTES = 1 << 20
+"""Of each stream of a machine; a machine that sends more is cut off."""
+LOG_BYTES = 64 << 10
+"""Read of the end of a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +84,30 @@ class Launcher(Protocol):
         """End what still runs, and remove all that `start` has left on the machines; rows of those that fail."""
 
 
-Ask = Callable[[str, Member], "Mapping[str, Any] | Check"]
-"""Asks `embq.app.fleet.member` on a machine to do something: its answer, or a row that tells why there is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRow:
+    """A row of a machine's answer."""
+
+    name: wire.ShortText
+    detail: wire.LongText
+    fix: wire.LongText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer of `embq.app.fleet.member`.
+
+    Attributes:
+        embq: its version.
+        failed: what keeps the machine from doing what it was asked.
+    """
+
+    embq: wire.Word
+    failed: Annotated[Sequence[FailedRow], Meta(max_length=100)] = ()
+
+
+Ask = Callable[[str, Member], Answer | Check]
+"""Asks `embq.app.fleet.member` on a machine to do something: its answer, or a row that says why there is none."""
 
 
 class AskingLauncher:
@@ -117,8 +151,8 @@ class AskingLauncher:
         answer = self._request(action, member)
         if isinstance(answer, Check):
             return [answer]
-        if answer["embq"] != embq.__version__:
-            unequal = f"embq {answer['embq']} there, {embq.__version__} here"
+        if answer.embq != embq.__version__:
+            unequal = f"embq {answer.embq} there, {embq.__version__} here"
             return [Check(member.name, "fail", unequal, self._install(member.name))]
         return rows_of(member.name, answer)
 
@@ -157,12 +191,52 @@ def late(kind: str, running: Callable[[], Mapping[str, str]], seconds: float, fi
         time.sleep(LOOK_S)
 
 
-def answer_in(text: str) -> dict[str, Any] | None:
-    """The last answer of `embq.app.fleet.member` in an output; None if there is none."""
+def output_of(command: Sequence[str], order: str, limit_s: float) -> tuple[int, str, str]:
+    """Status, standard output and error of a command that a machine answers to, which may send any bytes.
+
+    Raises FileNotFoundError, and TimeoutExpired after `limit_s`.
+    """
+    limits = (OUTPUT_BYTES, OUTPUT_BYTES)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            own_group=False,
+            enter=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+        )
+        try:
+            process.communicate(order.encode(), timeout=limit_s)
+        finally:
+            status = kill(process)
+        texts = [os.pread(file.fileno(), OUTPUT_BYTES, 0).decode(errors="replace") for file in (output, errors)]
+    return status, texts[0], texts[1]
+
+
+def log_end(path: Path) -> str:
+    """The last `LOG_BYTES` of a log; "" if there is none."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        return file.read(LOG_BYTES).decode(errors="replace")
+    return ""
+
+
+def answer_in(text: str) -> Answer | None:
+    """The last answer of `embq.app.fleet.member` in an output; None if there is none.
+
+    One that is malformed says so in a failed row.
+    """
     _, mark, answer = text.rpartition(MARK)
-    return dict(json.loads(answer.partition("\n")[0])) if mark else None
+    if not mark:
+        return None
+    try:
+        return wire.read(Answer, answer.partition("\n")[0], what="its answer")
+    except wire.MalformedError as error:
+        row = FailedRow(name="answer", detail=error.message, fix="see what answers in place of embq there")
+        return Answer(embq=embq.__version__, failed=[row])
 
 
-def rows_of(name: str, answer: Mapping[str, Any]) -> list[Check]:
-    """The rows of a machine's answer: what keeps it from working."""
-    return [Check(name, "fail", f"{row['name']}: {row['detail']}", row["fix"]) for row in answer["failed"]]
+def rows_of(name: str, answer: Answer) -> list[Check]:
+    """The rows of a machine's answer."""
+    return [Check(name, "fail", f"{row.name}: {row.detail}", row.fix) for row in answer.failed]

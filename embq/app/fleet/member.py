@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import embq
-from embq.app.fleet.launcher import CHECK_S, GRACE_S, Member
+from embq.app.fleet.launcher import CHECK_S, GRACE_S, Member, log_end
 from embq.core.errors import Exit
 from embq.core.process.children import MARK, python
 from embq.core.settings import child_environment, state_folder
@@ -117,9 +117,7 @@ class LeftWorker:
         """Nothing while the worker runs; else the last line of its log."""
         if self._runs():
             return []
-        last = ""
-        with suppress(OSError):
-            last = (self._log.read_text(errors="replace").splitlines() or [""])[-1][:300]
+        last = (log_end(self._log).splitlines() or [""])[-1][:300]
         return [{"name": "ended", "detail": last, "fix": "embq fleet up starts it again"}]
 
     def drain(self) -> Failed:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import embq
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import CHECK_S, AskingLauncher, Member, answer_in
+from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, Member, answer_in
 from embq.app.fleet.ray_cluster import join, settle
 from embq.core.errors import ConfigError
 from embq.core.process.children import python
@@ -58,7 +57,7 @@ def ray_launcher(fleet: str, address: str, gpus: int) -> AskingLauncher:
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where}
         return ray.remote(Node).options(name=name, lifetime="detached", **options).remote()
 
-    def request(action: str, member: Member) -> Mapping[str, Any] | Check:
+    def request(action: str, member: Member) -> Answer | Check:
         name, limit_s = f"{fleet}.{member.name}", CHECK_S + member.drain_s
         answer = None
         try:
@@ -70,7 +69,7 @@ def ray_launcher(fleet: str, address: str, gpus: int) -> AskingLauncher:
         except ValueError:
             row = Check(member.name, "fail", "it has no actor", "embq fleet up")
             if action == "remove":
-                return {"embq": embq.__version__, "failed": []}
+                return Answer(embq=embq.__version__)
         except ray.exceptions.RayError as error:
             detail = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             row = Check(member.name, "fail", f"its actor failed: {detail}", install)

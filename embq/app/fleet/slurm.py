@@ -6,10 +6,9 @@ import getpass
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, rows_of
+from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, log_end, rows_of
 from embq.app.fleet.member import fleet_folder, remove_files
 from embq.core.errors import UsageError
 from embq.core.process.children import python
@@ -126,9 +125,8 @@ class SlurmLauncher:
         if state in WAITS:
             return Check(name, "warn", f"{state.lower()}: {place}", "squeue shows when its job begins")
         log = fleet_folder(self._fleet) / f"{name}.log"
-        with suppress(OSError):
-            if (answer := answer_in(log.read_text(errors="replace"))) and answer["failed"]:
-                return rows_of(name, answer)[0]
+        if (answer := answer_in(log_end(log))) and answer.failed:
+            return rows_of(name, answer)[0]
         return Check(name, "fail", f"its job is over: {state.lower()}", f"its log is {log}, of the node where it ran")
 
 

@@ -6,13 +6,12 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import embq
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import CHECK_S, AskingLauncher, Member, answer_in
+from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, Member, answer_in, output_of
 from embq.core.errors import ConfigError, UsageError
-from embq.core.process.children import python
+from embq.core.process.children import ending, python
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR")
 """No questions, a time-out, and no banners in the output."""
@@ -84,24 +83,22 @@ def ssh_launcher(fleet: str, hosts: Mapping[str, str], ssh_command: Sequence[str
     def install(name: str) -> str:
         return f"ssh {hosts[name]} {executable} -m pip install 'embq[worker]=={embq.__version__}'"
 
-    def request(action: str, member: Member) -> Mapping[str, Any] | Check:
+    def request(action: str, member: Member) -> Answer | Check:
         name, host = member.name, hosts.get(member.name, "")
         if not host:
             return Check(name, "fail", "it is not in the file of hosts", "name all hosts of the fleet in --hosts")
         command = ssh_line(ssh_command, host, python("-m", "embq.app.fleet.member", action, executable=executable))
         limit_s = CHECK_S + member.drain_s
         try:
-            done = subprocess.run(
-                command, input=member.order(), capture_output=True, text=True, check=False, timeout=limit_s
-            )
+            status, output, errors = output_of(command, member.order(), limit_s)
         except FileNotFoundError as error:
             raise ConfigError(f"{command[0]} is not installed here", next_step="install an ssh client") from error
         except subprocess.TimeoutExpired:
             return Check(name, "fail", f"host {host} did not answer in {limit_s:g} s", "see what it is busy with")
-        if (answer := answer_in(done.stdout)) is not None:
+        if (answer := answer_in(output)) is not None:
             return answer
-        detail = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        if done.returncode == FAILED:
+        detail = (errors.strip().splitlines() or [f"it ended with {ending(status)}"])[-1][-500:]
+        if status == FAILED:
             return Check(name, "fail", *away(host, detail, command))
         return Check(name, "fail", f"no embq {embq.__version__} for {executable}: {detail}", install(name))
 
