@@ -157,10 +157,15 @@ class Images:
             reader = self._readers.get(timeout=READ_S)
         except queue.Empty:
             raise _late(unit.source) from None
-        timer = threading.Timer(READ_S, reader.stop)
+        late, unfinished = threading.Event(), True
+
+        def give_up() -> None:
+            late.set()
+            reader.stop()
+
+        timer = threading.Timer(READ_S, give_up)
         timer.daemon = True
         timer.start()
-        began, unfinished = time.monotonic(), True
 
         def samples() -> Iterator[Sample]:
             nonlocal unfinished
@@ -170,7 +175,7 @@ class Images:
         try:
             yield samples()
         except EmbqError as error:
-            if time.monotonic() - began >= READ_S:
+            if late.is_set():
                 raise _late(unit.source) from error
             raise
         finally:
