@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from tests.support.servers.tls import free_ports
 from tests.support.waiting import wait_until
 
 SEPARATION = Path("/run/sshd")
-"""Folder into which an sshd of root locks its unprivileged part; made by the service, which does not run here."""
+"""Folder into which an sshd of root locks its unprivileged part; made by the service, which does not run here.
+
+It stays: other tests' sshds may use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,8 @@ def ssh_daemons(folder: Path, names: Mapping[str, Mapping[str, str]]) -> Iterato
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if sshd is None or shutil.which("ssh") is None:
         pytest.skip("openssh-server is not installed here")
-    made = os.geteuid() == 0 and not SEPARATION.exists()
-    if made:
-        SEPARATION.mkdir(mode=0o755)
+    if os.geteuid() == 0:
+        SEPARATION.mkdir(mode=0o755, exist_ok=True)
     folder.chmod(0o700)
     for name in ("host", "user"):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
@@ -62,19 +63,14 @@ def ssh_daemons(folder: Path, names: Mapping[str, Mapping[str, str]]) -> Iterato
     )
     *ports, gone = free_ports(len(names) + 1)
     logs = {}
-    try:
-        with ExitStack() as stack:
-            for (name, environment), port in zip(names.items(), ports, strict=True):
-                logs[name] = folder / f"log{port}"
-                stack.enter_context(_daemon(sshd, folder, port, environment, logs[name]))
-            entries = [*zip(names, ports, strict=True), ("gone", gone)]
-            config = folder / "config"
-            config.write_text("\n".join(f"Host {name}\nPort {port}\n{common}" for name, port in entries))
-            yield SshHosts(config=config, logs=logs)
-    finally:
-        if made:
-            with suppress(OSError):
-                SEPARATION.rmdir()
+    with ExitStack() as stack:
+        for (name, environment), port in zip(names.items(), ports, strict=True):
+            logs[name] = folder / f"log{port}"
+            stack.enter_context(_daemon(sshd, folder, port, environment, logs[name]))
+        entries = [*zip(names, ports, strict=True), ("gone", gone)]
+        config = folder / "config"
+        config.write_text("\n".join(f"Host {name}\nPort {port}\n{common}" for name, port in entries))
+        yield SshHosts(config=config, logs=logs)
 
 
 @contextmanager
