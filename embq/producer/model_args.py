@@ -266,14 +266,14 @@ def choose_precision(devices: Sequence[Device]) -> PrecisionChoice:
             "workers first, or give --precision bf16",
         )
     chosen = next((name for name in PRECISIONS if all(name in device.precisions for device in usable)), PRECISIONS[-1])
-    better = PRECISIONS[: PRECISIONS.index(chosen)]
-    faster = next((precision for precision in better if any(precision in device.precisions for device in usable)), "")
-    if not faster:
+    halves = PRECISIONS[:-1]
+    faster = next((name for name in halves if any(name in device.precisions for device in usable)), "")
+    if not faster or chosen in halves:  # which are equally fast
         reason = f"the fastest float type on every device ({_named(usable)}); --precision chooses another one"
     else:
         able = [device for device in usable if faster in device.precisions]
         unable = [device for device in usable if faster not in device.precisions]
-        gain = max(gain_of_halves(device.name) for device in able) if chosen == "fp32" else 1
+        gain = max(gain_of_halves(device.name) for device in able)
         times = f", up to {gain:.1f} times by data sheets" if gain > 1 else ""
         reason = (
             f"the fastest that all devices have in common; {faster} is faster on {_named(able)}{times}, and not on "

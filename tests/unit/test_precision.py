@@ -124,7 +124,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
         ),
         ([V100], "fp16", "the fastest float type on every device (Tesla V100)"),
         ([CPU], "fp32", "the fastest float type on every device (Xeon, 8 cores)"),
-        ([H100, V100], "fp16", "bf16 is faster on NVIDIA H100, and not on Tesla V100: --precision bf16"),
+        ([H100, V100], "fp16", "the fastest float type on every device (NVIDIA H100, Tesla V100); --precision chooses"),
         (
             [H100, V100, CPU],
             "fp32",
