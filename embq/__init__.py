@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "open"]  # which `from embq import *` leaves out: it is a builtin
 
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ VERBS = {
     "logs": ("embq.app.verbs.logs", "Print the service logs of a run."),
     "verify": ("embq.app.verbs.verify", "Re-read inputs and outputs, and check every invariant."),
     "export": ("embq.app.verbs.export", "Write committed rows as files for other tools."),
-    "index": ("embq.app.verbs.index", "Build a search index with a given recall."),
+    "index": ("embq.app.verbs.index", "Build a search index with a given recall; add to it, delete, export."),
     "ui": ("embq.app.verbs.serve:ui", "Show search, fleet and map as web pages."),
     "atlas": ("embq.app.verbs.atlas", "Show an index as a map."),
     "serve": ("embq.app.verbs.serve", "Answer searches over HTTP, like clip-retrieval's back end."),

@@ -17,11 +17,11 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.reader import committed, part_tables
 from embq.core.storage.paths import Place
-from embq.core.units import Retry
+from embq.core.units import SAMPLES_TOLD, Retry
 
 _KEY_COLUMNS = ("u", "ordinal", "key")
 
-_COUNTED = r"; [^;]+ says that it has (?P<samples>[0-9,]{1,13}) samples"
+_COUNTED = SAMPLES_TOLD.replace("{file}", "[^;]+").replace("{samples:,}", "(?P<samples>[0-9,]{1,13})")
 
 
 def missing_samples(failures: pa.Table) -> int:

@@ -35,7 +35,7 @@ def publish(version: Version, small: Callable[[Path], None], *, to: ObjectPath |
         to: a bucket's index, where the version's is only the folder with copies of its files.
 
     The folder is complete before it gets its name, and CURRENT is replaced after that: a reader sees one version or
-    the other. Versions before the last one, and files that none of the rest names, are removed.
+    the other. Older versions stay until `sweep`.
     """
     index = to or version.index
     settle(index)

@@ -103,11 +103,11 @@ def open_checkpoint(given: Path) -> Checkpoint:
         )
     if all(name.startswith(_OF_DDP) for name in weights):
         weights = {name.removeprefix(_OF_DDP): tensor for name, tensor in weights.items()}
-    epoch = content.get("epoch") if weights is not content else None
+    epoch = _epoch_in(content) if weights is not content else None
     params = path.resolve().parent.parent / PARAMS
     return Checkpoint(
         path=path,
-        epoch=epoch if isinstance(epoch, int) else None,
+        epoch=epoch,
         weights=weights,
         params=params if params.is_file() else None,
     )
@@ -119,7 +119,7 @@ def latest_in(folder: Path) -> Path:
         raise InputError(f"{folder}: there is no such file or folder", next_step="check the path of the checkpoint")
     place = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
     numbered, latest = _numbered(place), place / LATEST
-    if latest.is_file() and int(_loaded(latest).get("epoch", 0)) > max(numbered, default=0):
+    if latest.is_file() and (_epoch_in(_loaded(latest)) or 0) > max(numbered, default=0):
         return latest
     if numbered:
         return numbered[max(numbered)]
@@ -127,6 +127,10 @@ def latest_in(folder: Path) -> Path:
         f"{folder}: holds no checkpoint such as {CHECKPOINTS}/epoch_1.pt",
         next_step="open_clip writes the first one when an epoch is over: train on, or give another folder",
     )
+
+
+def _epoch_in(content: Mapping[str, Any]) -> int | None:
+    return epoch if isinstance(epoch := content.get("epoch"), int) else None
 
 
 def _loaded(path: Path) -> Mapping[str, Any]:
@@ -211,6 +215,6 @@ def _epoch_of(path: Path) -> int:
             if archive.testzip() is not None:
                 return 0
         content = _loaded(path)
-        return int(content["epoch"]) if {"epoch", "state_dict", "optimizer"} <= content.keys() else 0
+        return _epoch_in(content) or 0 if {"state_dict", "optimizer"} <= content.keys() else 0
     except (OSError, zipfile.BadZipFile, InputError):
         return 0
