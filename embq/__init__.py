@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from embq.app.embedding.model import Model
-    from embq.app.embedding.options import EnqueueOptions, RunOptions
+    from embq.app.embedding.options import AddOptions, EnqueueOptions, IndexOptions, RunOptions
     from embq.app.embedding.runs import Inputs, Run
     from embq.app.output.output import Output
     from embq.app.output.search import Index
@@ -196,7 +196,7 @@ def build_index(
     output: str | PathLike[str] | None = None,
     *,
     recall: float | str = 0.95,
-    **options: Any,
+    **options: Unpack[IndexOptions],
 ) -> Index:
     """Build an index as `embq index build` does, in this process; one of the same rows and options is kept.
 
@@ -212,14 +212,14 @@ def build_index(
     from embq.app.indexing.build import index_of
     from embq.app.output.search import Index
 
-    options["recall"] = recall if isinstance(recall, str) else f"{recall}@10"
-    return Index(str(index_of(_texts(source), None if output is None else str(output), options)))
+    given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
+    return Index(str(index_of(_texts(source), None if output is None else str(output), given)))
 
 
 def add_to_index(
     source: str | PathLike[str] | Sequence[str | PathLike[str]],
     output: str | PathLike[str] | None = None,
-    **options: Any,
+    **options: Unpack[AddOptions],
 ) -> Index:
     """Add the rows of `source` that its index lacks, without training again, as `embq index add` does.
 

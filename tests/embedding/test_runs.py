@@ -13,7 +13,7 @@ import pytest
 import embq
 from embq.app.cli.arguments import arguments_of
 from embq.app.cli.entry_point import cli
-from embq.app.embedding.options import EnqueueOptions, RunOptions
+from embq.app.embedding.options import AddOptions, EnqueueOptions, IndexOptions, RunOptions
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.run.reader import row_tables
@@ -66,13 +66,28 @@ def test_options_are_those_of_the_command_line() -> None:
     assert arguments_of("run", {"metadata_columns": np.array(["a", "b"])}) == ["--metadata-columns=a,b"]
 
 
-@pytest.mark.parametrize(("verb", "typed"), [("run", RunOptions), ("enqueue", EnqueueOptions)])
+NOT_TYPED = {"model", "output", "json", "quiet", "verbose", "no_color", "dry_run", "recall"}
+"""Arguments of their own, and what is of a terminal."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "typed"),
+    [
+        ("run", RunOptions),
+        ("enqueue", EnqueueOptions),
+        ("index build", IndexOptions),
+        ("index add", AddOptions),
+    ],
+)
 def test_the_options_of_a_program_are_typed(verb: str, typed: type) -> None:
-    command = cli.get_command(click.Context(cli), verb)
+    command: click.Command | None = cli
+    for word in verb.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
     assert command is not None
     options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
     names = {one.opts[0].lstrip("-").replace("-", "_") for one in options}
-    assert {*get_type_hints(typed)} == names - {"model", "output", "json", "quiet", "verbose", "dry_run"}
+    assert {*get_type_hints(typed)} == names - NOT_TYPED
     choices = {one.name: {*one.type.choices} for one in options if isinstance(one.type, click.Choice)}
     hints = {name: {*get_args(get_args(hint)[0])} for name, hint in get_type_hints(typed).items() if name in choices}
     assert hints == choices

@@ -1,4 +1,4 @@
-"""Options of `embq.run` and `embq.enqueue` for type checkers: those of the command line, with underscores."""
+"""Options of functions for type checkers: those of the command line, with underscores; None is one left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Listed = str | Sequence[str]
 
 
 class PlanOptions(TypedDict, total=False):
-    """What both take; None is as an option that is left out."""
+    """Of `embq.run` and `embq.enqueue`."""
 
     modality: Listed | None
     prompt_name: str | None
@@ -67,3 +67,32 @@ class EnqueueOptions(PlanOptions, total=False):
 
     upload: bool | None
     inline: bool | None
+
+
+class AddOptions(TypedDict, total=False):
+    """Of `embq.add_to_index`, and of `embq.build_index` as well."""
+
+    vector_name: str | None
+    drop_invalid: bool | None
+    current_memory_available: str | int | None
+    workers: int | None
+    broker: str | None
+
+
+class IndexOptions(AddOptions, total=False):
+    """Of `embq.build_index` alone as well."""
+
+    overwrite: bool | None
+    max_index_memory_usage: str | int | None
+    max_index_query_time_ms: float | None
+    metric_type: Literal["ip", "l2"] | None
+    index_key: str | None
+    nb_indices_to_keep: int | None
+    min_nearest_neighbors_to_retrieve: int | None
+    refine: Literal["auto", "none", "fp16"] | None
+    queries: Listed | None
+    seed: int | None
+    file_format: Literal["npy", "parquet", "hdf5"] | None
+    embedding_column_name: str | None
+    id_columns: Listed | None
+    index_path: str | None
