@@ -227,10 +227,10 @@ def main() -> None:
             path = options.frames / f"{number:03d}-{state_of(screen) or 'text'}"
             path.with_suffix(".svg").write_text(svg([screen], options.columns))
             path.with_suffix(".txt").write_text(text_of(screen) + "\n")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(svg(chosen(recording.screens), options.columns))
     states = [state for state, _ in groupby(map(state_of, recording.screens))]
-    print(f"{len(recording.screens)} screens ({', '.join(filter(None, states))}) -> {options.out}")
+    print(f"{len(recording.screens)} screens ({', '.join(filter(None, states))}) -> {options.output}")
 
 
 if __name__ == "__main__":
