@@ -33,6 +33,7 @@ from embq.core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.producer.additions import PlanRecord, append_generation
 from embq.producer.enqueue import Planned, prepare
 from embq.producer.retry import FailureFilter, RetryResult, preview, retry
+from embq.sources.kinds import SOURCES, kind_of
 from embq.writer.accept import Accepted, Acceptor
 from embq.writer.commit import Committer
 from tests.support.outputs.build import build, go_on, request_of, rewrite, write_folder, write_tar
@@ -102,6 +103,10 @@ def packed(root: Path, bad: frozenset[int]) -> Path:
 
 Write = Callable[[Path, frozenset[int]], Path]
 KINDS: list[Write] = [folder, shard, jsonl, lines, delimited, parquet, hdf5, packed]
+
+
+def test_every_kind_of_input_is_mended_but_arrow_which_is_read_as_parquet_is(tmp_path: Path) -> None:
+    assert {kind_of(str(write(tmp_path, BAD))) or "files" for write in KINDS} == set(SOURCES) - {"arrow"}
 
 
 def made(root: Path, source: Path, **options: object) -> Path:

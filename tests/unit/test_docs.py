@@ -16,9 +16,11 @@ import click
 import pytest
 
 from embq.app.cli.entry_point import VERBS, cli
+from embq.app.export.targets import FOLDERS, TABLES
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import Exit
 from embq.core.run.control import RunState
+from embq.sources.kinds import _SUFFIXES
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.words import ALLOWED, FUNCTIONS, findings
 
@@ -80,6 +82,11 @@ def fences(text: str, language: str) -> list[str]:
 def test_the_reference_has_no_row_of_a_verb_that_is_not_there() -> None:
     words = {row[0].strip("`").split()[1] for row in table(page("reference/cli"))}
     assert words == set(VERBS)
+
+
+def test_every_extension_of_inputs_and_every_target_of_exports_has_its_row() -> None:
+    assert set(_SUFFIXES) <= named([row[0] for row in table(page("reference/inputs"))])
+    assert {*TABLES, *FOLDERS} <= named([row[0] for row in table(page("how-to/run/export"))])
 
 
 @pytest.mark.parametrize("verb", VERBS)
