@@ -11,8 +11,7 @@ from embq.sources.formats.text_files import open_text, split_lines
 from embq.sources.interface import unwatched
 from embq.sources.kinds import source_for
 
-LINES = ("jsonl", "lines")
-SLICED = (*LINES, "csv")
+SLICED = ("jsonl", "lines", "csv")
 """Kinds whose units are slices of a file by bytes."""
 
 EVERY = 1_000
