@@ -26,7 +26,7 @@ from PIL import Image  # noqa: E402
 from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.image import gpu_decode, nvjpeg, upload  # noqa: E402
+from embq.worker.embedders.image import gpu_decode, upload  # noqa: E402
 from embq.worker.embedders.image.gpu_decode import GpuDecoder  # noqa: E402
 from embq.worker.embedders.image.native import FITS_MAX, native  # noqa: E402
 from embq.worker.embedders.image.pixels import Pixels, prepared  # noqa: E402
@@ -421,7 +421,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_without_engines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvjpeg, "_library", lambda: SimpleNamespace(nvjpegCreateEx=lambda *_: 7))
+    monkeypatch.setattr(gpu_decode, "_library", lambda: SimpleNamespace(nvjpegCreateEx=lambda *_: 7))
     with fake_cuda.installed(), pytest.raises(ModelError, match="no JPEG engine") as caught:
         GpuDecoder(torch.device("cuda:0"))
     assert caught.value.next_step == "use --decode cpu-exact"
