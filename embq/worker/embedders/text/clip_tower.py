@@ -11,7 +11,7 @@ from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import TextTransformer
 
 from embq.worker.embedders.device.placement import kernels_for_any_shape, on_device
-from embq.worker.embedders.text.token_limits import vocabulary_of
+from embq.worker.embedders.text.tokens import vocabulary_of
 
 
 class CausalTower:

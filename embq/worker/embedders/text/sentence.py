@@ -28,15 +28,17 @@ from embq.worker.embedders.text.forward import Head, TextEmbedder
 from embq.worker.embedders.text.int8 import int8_content, int8_trunk
 from embq.worker.embedders.text.lora import add_lora
 from embq.worker.embedders.text.prompts import Prompt, check_prompt, chosen
-from embq.worker.embedders.text.token_limits import (
+from embq.worker.embedders.text.tokens import (
     NO_LIMIT,
+    TableTokens,
+    Tokens,
     asked_length,
     positions_held,
     reads_ids,
+    tokenizer_content,
     tokens_held,
     vocabulary_of,
 )
-from embq.worker.embedders.text.tokens import TableTokens, Tokens, tokenizer_content
 
 log = Events("worker")
 

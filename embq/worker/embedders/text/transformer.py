@@ -28,8 +28,15 @@ from embq.worker.embedders.text.flat_pooling import pooled
 from embq.worker.embedders.text.forward import Head, TextEmbedder
 from embq.worker.embedders.text.int8 import int8_content, int8_trunk
 from embq.worker.embedders.text.lora import add_lora
-from embq.worker.embedders.text.token_limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
-from embq.worker.embedders.text.tokens import Tokens, tokenizer_content
+from embq.worker.embedders.text.tokens import (
+    NO_LIMIT,
+    Tokens,
+    asked_length,
+    reads_ids,
+    tokenizer_content,
+    tokens_held,
+    vocabulary_of,
+)
 
 EMBEDDER_VERSION = "transformer 1"
 """Its number goes up when the same model and text give another vector."""
