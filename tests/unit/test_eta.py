@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embq.app.status.broker_snapshot import Reports
 from embq.app.status.eta import NO_ETA, Eta, predict
-from embq.app.status.reports import Reports
 from embq.core.run.unit_sizes import UnitSize, size_of
 from embq.core.units import Retry, Unit
 from embq.worker.meter.meter import WINDOW_S, RunSpeeds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
-from embq.app.status.commit_pace import WINDOW_S, CommitPace
 from embq.app.status.fleet import FleetStatus
+from embq.app.status.run_monitor import WINDOW_S, CommitPace
 from embq.app.ui.fleet.machines import CARDS, MachineMemory
 from embq.app.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
 from embq.core.queue.heartbeats import Device, Heard, Service

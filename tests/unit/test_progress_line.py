@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from embq.app.local.session import summary_lines
-from embq.app.status.broker_snapshot import BrokerSnapshot
+from embq.app.status.broker_snapshot import BrokerSnapshot, Reports
 from embq.app.status.display import panel
 from embq.app.status.fleet import FleetStatus
 from embq.app.status.overview import Overview
-from embq.app.status.reports import Reports
 from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device, Heard, Service

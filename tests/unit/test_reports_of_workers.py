@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from embq.app.status import reports as module
-from embq.app.status.reports import Reports
+from embq.app.status import broker_snapshot as module
+from embq.app.status.broker_snapshot import Reports
 
 
 def worker(name: str, model: str, **changes: Any) -> dict[str, Any]:

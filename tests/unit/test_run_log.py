@@ -15,7 +15,7 @@ import pytest
 
 from embq.app.cli.entry_point import cli
 from embq.app.status import run_log
-from embq.app.status.reports import Serving
+from embq.app.status.broker_snapshot import Serving
 from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError

@@ -9,8 +9,7 @@ from typing import Any
 
 import redis
 
-from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
-from embq.app.status.reports import Reports
+from embq.app.status.broker_snapshot import BrokerSnapshot, Reports, take_snapshots
 from embq.app.status.run_monitor import progress_of
 from embq.app.status.run_progress import UNIT_STATES, RunProgress
 from embq.core.queue.heartbeats import ROLES, STATES, Rate, Service, live_workers, rates_of, services

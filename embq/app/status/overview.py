@@ -18,10 +18,9 @@ from rich.live import Live
 from rich.text import Text
 
 from embq.app.status import fleet
-from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
+from embq.app.status.broker_snapshot import BrokerSnapshot, Reports, take_snapshots
 from embq.app.status.display import FittedTable, count, panel, plain_line
 from embq.app.status.fleet import FleetStatus, fleet_of
-from embq.app.status.reports import Reports
 from embq.app.status.resolve_run import arriving
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.app.status.run_progress import RunProgress

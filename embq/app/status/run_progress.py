@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from embq.app.status.broker_snapshot import BrokerSnapshot
+from embq.app.status.broker_snapshot import BrokerSnapshot, Serving
 from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict
-from embq.app.status.reports import Serving
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device
 from embq.core.run.control import Control, RunState

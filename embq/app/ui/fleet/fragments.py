@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 
 from embq.app.indexing.progress import STAGE_WORDS
 from embq.app.status.bottleneck import Bottleneck
-from embq.app.status.commit_pace import WINDOW_S
 from embq.app.status.display import STAGE_NAMES, count, limit_line, state_text
 from embq.app.status.eta import SILENT_S
+from embq.app.status.run_monitor import WINDOW_S
 from embq.app.status.run_progress import RunProgress
 from embq.app.status.service_logs import logs_of
 from embq.app.ui.fleet.history import Histories, cells_of

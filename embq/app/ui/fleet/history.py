@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embq.app.status.commit_pace import written_at
+from embq.app.status.run_monitor import written_at
 from embq.app.ui.fleet.sources import RunView
 from embq.app.ui.fleet.unit_map import UnitMap
 from embq.core.queue.ledger import Ledger

@@ -11,10 +11,9 @@ from pathlib import Path
 import redis
 from redis.exceptions import RedisError
 
-from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
+from embq.app.status.broker_snapshot import BrokerSnapshot, Reports, take_snapshots
 from embq.app.status.fleet import FleetStatus, fleet_of
 from embq.app.status.overview import OverviewMonitor
-from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import connect
