@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +26,17 @@ from embq.app.serving.http_errors import HttpError, status_of
 from embq.app.serving.served_index import OpenVersion, ServedIndex, VersionInfo
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.app.ui.search_state import PAGE, SearchState
-from embq.app.ui.uploaded_images import MOST_IMAGE, UploadedImages
 from embq.core.errors import EmbqError, InputError
 from embq.indexer.filter.condition import OPS, Condition
 
 TIMING = (("embed_ms", "embedding"), ("filter_ms", "filter"), ("search_ms", "index"), ("rows_ms", "reading"))
 """Field of the answer -> name on the page."""
+
+MOST_IMAGE = 10 * 2**20
+"""Bytes of one image, as for `/search`."""
+
+MOST_HELD = 64 * 2**20
+"""Bytes of all images that are held; the one that was used longest ago goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,3 +214,37 @@ def _copies(server: str, query: Query, where: tuple[str, ...]) -> list[tuple[str
     pairs = [(f"--{name}", str(value)) for name, values in (options | lists).items() for value in values]
     shell = ["embq", "search", server, *text, *chain(*pairs), "-k", str(query.k), "--index", query.index]
     return [("curl", curl), ("Python", f"import embq\n\nembq.search({call})"), ("CLI", shlex.join(shell))]
+
+
+class UploadedImages:
+    """Images that a page has uploaded for a query, kept in memory for a while; for one event loop.
+
+    They are found by a token in the address, a hash of the bytes: the same image has the same address.
+    """
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def hold(self, data: bytes) -> str:
+        """Keep an image; returns its token."""
+        token = hashlib.sha256(data).hexdigest()[:32]
+        self._bytes += 0 if token in self._held else len(data)
+        self._held[token] = data
+        self._held.move_to_end(token)
+        while self._bytes > MOST_HELD:
+            _, oldest = self._held.popitem(last=False)
+            self._bytes -= len(oldest)
+        return token
+
+    def find(self, token: str) -> bytes:
+        """The image of a token; HttpError `image_gone` if it is not held any more."""
+        if token not in self._held:
+            raise HttpError(
+                "the server does not hold this image any more",
+                code="image_gone",
+                next_step="drop, paste or choose it again",
+                status=404,
+            )
+        self._held.move_to_end(token)
+        return self._held[token]
