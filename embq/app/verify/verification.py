@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -19,15 +19,17 @@ from embq.app.verify.commit_records import Records
 from embq.app.verify.committed_files import Files, read_failed
 from embq.app.verify.findings import Findings, Violation
 from embq.app.verify.manifest import check_digests, check_manifest
-from embq.app.verify.retries import Retried
+from embq.app.verify.source_lines import SLICED, SourceLines
 from embq.app.verify.units import Units
 from embq.core.errors import OutputError
 from embq.core.formats.part import Cursor
-from embq.core.run.commits import Commit
+from embq.core.run.commits import Commit, CommittedUnit
 from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
+from embq.core.run.standing_failures import Retries, failed_keys, record_failures
 from embq.core.storage.paths import Place
-from embq.core.units import Retry
+from embq.core.units import Retry, Unit
 
 Mode = Literal["full", "quick"]
 """Quick: the log, the manifest's digest, size and footer of each file, litter. Full: also the hash of each file, each
@@ -249,6 +251,72 @@ class Verification:
             seconds={kind: round(seconds, 3) for kind, seconds in self._watch.seconds.items()},
             notes=tuple(findings.notes),
         )
+
+
+class Retried:
+    """The retries of a run: the failures that each replaces, and units as of the last one.
+
+    Memory grows with the retried inputs only.
+    """
+
+    def __init__(self, layout: Layout, manifest: Manifest, findings: Findings) -> None:
+        self._layout = layout
+        self._findings = findings
+        self._retries = Retries(manifest, lambda _: True)
+        self._versions: dict[str, tuple[str, int]] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._claimed: dict[int, set[int]] = {}
+        self._lines = SourceLines()
+        self._record = 0
+        self._failures = pa.table({})
+        for _, unit in manifest.retries():
+            if unit.kind == "files":
+                self._sizes.update({(unit.source, path): size for path, size in unit.items})
+            else:
+                self._versions[unit.source] = unit.etag, unit.stop
+
+    def now(self, unit: Unit) -> Unit:
+        """The unit with its source as of the last retry; unchanged if the source cannot be read."""
+        if unit.kind == "files":
+            items = tuple((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
+            return replace(unit, items=items)
+        version, size = self._versions.get(unit.source, (unit.etag, 0))
+        if version == unit.etag:
+            return unit
+        mended = replace(unit, etag=version, stop=size if unit.kind == "tar" else unit.stop)
+        return self._lines.placed(mended) if unit.kind in SLICED and unit.samples is not None else mended
+
+    def again(self, u: int) -> list[Retry]:
+        """The later retries of the samples of unit `u`."""
+        return [retry for _, retry in self._retries.of(u)]
+
+    def check(self, where: str, recorded: CommittedUnit, retry: Retry | None) -> None:
+        """Check that a retry replaces existing failures, each once, and that other units replace none."""
+        planned = (0, 0) if retry is None else (retry.replaces, retry.lifts)
+        if (recorded.supersedes, recorded.lifts) != planned:
+            self._findings.add(
+                "supersedes",
+                where,
+                f"it takes the place of {recorded.supersedes} failures and {recorded.lifts} units, planned were "
+                f"{planned[0]} and {planned[1]}",
+            )
+        if retry is None or not retry.replaces:
+            return
+        ordinals = retry.ordinals or [-1]
+        if retry.only and retry.replaces != len(ordinals):
+            self._findings.add("supersedes", where, f"{len(ordinals)} samples replace {retry.replaces} failures")
+        claimed = self._claimed.setdefault(retry.failed, set())
+        if twice := claimed.intersection(ordinals):
+            self._findings.add(
+                "supersedes", where, f"{len(twice)} failures of unit {retry.failed} were retried before it"
+            )
+        claimed.update(ordinals)
+        try:
+            if self._record != retry.record:
+                self._failures, self._record = record_failures(self._layout.root, retry.record), retry.record
+            failed_keys(self._failures, retry)
+        except OutputError as error:
+            self._findings.add("supersedes", where, error.message)
 
 
 class Stopwatch:
