@@ -19,8 +19,7 @@ from embq.training.openclip.folder import begin, result_of
 from embq.training.openclip.log import Line, Pace
 from embq.training.openclip.models import initial_model
 from embq.training.openclip.request import TrainingRequest
-from embq.training.openclip.training_plan import Plan, plan
-from embq.training.openclip.usable_samples import count_usable
+from embq.training.openclip.training_plan import Plan, count_usable, plan
 from tests.support.models.clip import captioned_shards, tiny_clip
 
 CPU = Where(device="cpu")
