@@ -1,4 +1,4 @@
-"""`embq status`."""
+"""`embq status`, `embq logs` and `embq failures`: looks at runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import click
 
 from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
+from embq.app.status.service_logs import SERVICES, ServiceLog, logs_of
 from embq.core.errors import UsageError
+from embq.core.run.layout import Layout
+from embq.core.storage.paths import is_folder, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 
 WATCH_S = 1.0
+POLL_S = 0.2
+"""Between two looks at logs."""
 
 
 @click.command(
@@ -150,3 +155,75 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
     return poll
+
+
+@click.command("logs", cls=SectionedCommand, epilog="Examples: embq logs out | embq logs out --service worker -f")
+@click.argument("run", type=click.Path(readable=False))
+@option("-f", "--follow", is_flag=True, help="Also print new lines as they are written, until Ctrl-C.")
+@option(
+    "--service",
+    "services",
+    type=click.Choice(SERVICES),
+    multiple=True,
+    default=SERVICES,
+    help="Only the log of this service; repeatable.  [all]",
+)
+@option("-n", "lines", type=click.IntRange(min=0), default=100, metavar="LINES", help="Last lines; fewer if long.")
+@broker_option
+def logs(run: str, follow: bool, services: tuple[str, ...], lines: int, broker: str) -> None:
+    """Print the service logs of RUN: a run id or its output folder.
+
+    `embq run` writes the logs of its services to OUT/_logs. Resident services log to stderr. Lines are in the order of
+    their time.
+    """
+    service_logs = logs_of(_home(run, broker), tuple(dict.fromkeys(services)))
+    for line in _merged(service_logs, lines):
+        click.echo(line)
+    while follow:
+        for line in _merged(service_logs):
+            click.echo(line)
+        time.sleep(POLL_S)
+
+
+def _home(run: str, broker: str) -> Path:
+    """The folder on this machine with the local files of the run."""
+    if is_folder(run):
+        from embq.core.run.run_info import load_run
+
+        load_run(place(run))  # raises if this is no output folder
+        return Layout(place(run)).home
+    from embq.app.status.resolve_run import resolve_run
+
+    record, _ = resolve_run(run, broker).registered()
+    return Layout(place(record.output)).home
+
+
+def _merged(logs: list[ServiceLog], most: int | None = None) -> list[str]:
+    """New lines of all logs in the order of their time, the last `most` of them."""
+    lines = sorted((line for log in logs for line in log.new_lines(most)), key=lambda line: line.time)
+    return [line.text for line in (lines if most is None else lines[max(0, len(lines) - most) :])]
+
+
+@click.command("failures", cls=SectionedCommand, epilog="Example: embq failures ./out")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@json_option
+def failures(output: str, as_json: bool) -> int:
+    """List the samples of OUT without an embedding, grouped by cause, most frequent first.
+
+    Failures are listed once committed, and of a retried sample the last one. A unit that failed as a whole counts
+    once.
+    """
+    from embq.app.status.failure_causes import cause_lines, described, grouped
+    from embq.core.storage.paths import place
+
+    root = place(output)
+    groups = described(root, grouped(root))
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "groups": groups}))
+        return 0
+    if not groups:
+        click.echo("no failures")
+    width = max((len(group["code"]) for group in groups), default=0)
+    for group in groups:
+        click.echo("\n".join(cause_lines(group, width)))
+    return 0
