@@ -119,8 +119,8 @@ def test_what_the_light_way_does_not_know_is_loaded_each_time(name: str, folders
 
 
 def test_nothing_is_noted_where_the_two_ways_do_not_agree(folders: dict[str, Path], tmp_path: Path) -> None:
+    from embq.worker.embedders.query.loading import prove, read_note
     from embq.worker.embedders.query.sentence import LightSentence
-    from embq.worker.embedders.query.verified_models import prove, read_note
 
     light = LightSentence(folders["mean"], ModelSpec.parse(f"st:{folders['mean']}"))
     note = tmp_path / "note.json"

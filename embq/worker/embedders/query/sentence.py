@@ -1,7 +1,7 @@
 """A sentence-transformers folder with a BERT, pooling and normalisation, in numpy, for one text at a time.
 
 It reads the files alone and ignores what else a library may read in them, so callers compare it with the library's own
-vectors first, see `embq.worker.embedders.query.verified_models`.
+vectors first, see `embq.worker.embedders.query.loading`.
 """
 
 from __future__ import annotations
