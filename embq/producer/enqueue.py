@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from embq.core.errors import InputError, TryLaterError, command_line
-from embq.core.formats.files import refuse_dtype
+from embq.core.formats.folders import refuse_dtype
 from embq.core.models import REFERENCE, Chunking, ModelConfig
 from embq.core.queue.uploads import AddedUnits
 from embq.core.rows.spec import RowSpec

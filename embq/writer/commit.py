@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from embq.core.errors import OutputError, TryLaterError
 from embq.core.formats.base import Draft, PartName
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.formats.parquet import write_failures
 from embq.core.formats.part import check_writable, join_parts, write_part
 from embq.core.queue.result_stream import LIMIT_BYTES

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.models import ModelConfig
 from embq.core.rows.results import PASSAGE_FIELDS, clean_text, row_schema
 from embq.core.rows.spec import Column, RowSpec

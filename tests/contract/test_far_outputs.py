@@ -17,7 +17,7 @@ import redis
 from embq.app.gc.collect import collect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.queue.result_stream import PART_SUFFIX
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import Control, load_control, save_control

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embq.core.formats.files import vector_folders
+from embq.core.formats.folders import vector_folders
 from embq.core.models import ModelConfig, NamedModel
 from embq.core.run.commit_log import CommitLog
 from tests.contract.storing import COLUMNS, Output

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
 from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.generations import leftovers

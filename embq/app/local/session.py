@@ -330,7 +330,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
 
 def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     """Summary of a run: in = rows + failures, duration, bottleneck, and where the files are."""
-    from embq.core.formats.files import row_folders
+    from embq.core.formats.folders import row_folders
 
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]

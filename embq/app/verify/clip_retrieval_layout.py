@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from embq.app.verify.findings import Findings
 from embq.core.errors import InputError, OutputError
-from embq.core.formats.files import METADATA, vector_folders
+from embq.core.formats.folders import METADATA, vector_folders
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo

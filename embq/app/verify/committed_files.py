@@ -10,7 +10,7 @@ import pyarrow as pa
 from embq.app.verify.findings import Findings
 from embq.app.verify.metadata import columns_of
 from embq.core.errors import OutputError, OutsideError
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.formats.part import Cursor, Part, opened
 from embq.core.rows.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
 from embq.core.run.commits import Commit, CommittedFile

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, vectors, whole_or_none
-from embq.core.formats.files import METADATA, vector_folders
+from embq.core.formats.folders import METADATA, vector_folders
 from embq.core.formats.parquet import ROW_GROUP_ROWS, with_notes, write_parquet
 from embq.core.models import ModelConfig
 from embq.core.run.commits import CommittedFile

@@ -88,7 +88,7 @@ class Layout:
 
     @property
     def parts(self) -> Place:
-        """Folder of the committed rows, where `embq.core.formats.files` knows no other for the run's format."""
+        """Folder of the committed rows, where `embq.core.formats.folders` knows no other for the run's format."""
         return self.root / "parts"
 
     @property

@@ -17,7 +17,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from embq.core.formats.files import row_folders
+from embq.core.formats.folders import row_folders
 from embq.core.formats.part import write_unit
 from embq.core.models import ModelConfig
 from embq.core.queue.hints import Hint, HintJob, drop, hint_queue

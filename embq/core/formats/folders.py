@@ -1,4 +1,4 @@
-"""Locations of the files of a part, by the format of the run."""
+"""Folders of the files of a part, by the format of the run."""
 
 from __future__ import annotations
 
