@@ -76,7 +76,6 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     """Show the run until it is done or cancelled."""
     from embq.app.status.display import Display
     from embq.app.status.run_log import RunLog
-    from embq.core.storage.paths import place
 
     progress = monitor.poll()
     facts = {"model": progress.model, "precision": progress.precision}
@@ -214,7 +213,6 @@ def failures(output: str, as_json: bool) -> int:
     once.
     """
     from embq.app.status.failure_causes import cause_lines, described, grouped
-    from embq.core.storage.paths import place
 
     root = place(output)
     groups = described(root, grouped(root))
