@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,31 +113,38 @@ def test_images_keep_their_vectors_whatever_lies_beside_them_in_memory(
     check_rows(work, expected, {5, 40})
 
 
+@pytest.fixture
+def passing(spec: str) -> Iterator[Any]:
+    """An embedder whose passes go on beside the caller, as on several cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield loaded(spec)
+    torch.set_num_threads(before)
+
+
 def test_what_the_device_still_reads_is_not_overwritten_by_images_that_are_decoded_meanwhile(
-    embedder: Any, images: list[Sample], expected: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    passing: Any, images: list[Sample], expected: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given passes that stand still on the device, when images are decoded and let go, then the passes are unharmed."""
     good = [sample for sample in images if sample.ordinal not in (5, 40)]
     go_on = threading.Event()
-    plain = embedder.images.batch
-    monkeypatch.setattr(embedder.images, "batch", lambda rows, dtype: go_on.wait(WAIT_S) and plain(rows, dtype))
-    if embedder._network._lanes is None:
-        pytest.skip("one core computes a pass at once")
+    plain = passing.images.batch
+    monkeypatch.setattr(passing.images, "batch", lambda rows, dtype: go_on.wait(WAIT_S) and plain(rows, dtype))
     passes = []
     for start in (0, 16):
-        batch = [one for _, one in ready_of(embedder, good[start : start + 16])]
-        passes.append(embedder.embed(batch))
+        batch = [one for _, one in ready_of(passing, good[start : start + 16])]
+        passes.append(passing.embed(batch))
         assert isinstance(passes[-1], PendingVectors)
         del batch
     for _ in range(5):
-        ready_of(embedder, good)
-    made = embedder.images._slabs.made
+        ready_of(passing, good)
+    slabs = passing.images._slabs.allocated
     go_on.set()
     for start, vectors in zip((0, 16), passes, strict=True):
         for place, row in enumerate(dict(vectors)["image"]):
             np.testing.assert_allclose(row, expected[good[start + place].ordinal], atol=1e-5)
-    ready_of(embedder, good)
-    assert embedder.images._slabs.made == made, "what the passes held is free again"
+    ready_of(passing, good)
+    assert passing.images._slabs.allocated == slabs, "what the passes held is free again"
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["told at once", "told later"])

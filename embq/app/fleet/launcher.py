@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,7 @@ GRACE_S = 30.0
 """Beyond its drain timeout, a worker gives leases back and frees devices."""
 OUTPUT_BYTES = 1 << 20
 """Of each stream of a machine; a machine that sends more is cut off."""
+WATCH_S = 0.05
 LOG_BYTES = 64 << 10
 """Read of the end of a log."""
 
@@ -194,23 +194,23 @@ def late(kind: str, running: Callable[[], Mapping[str, str]], seconds: float, fi
 def output_of(command: Sequence[str], order: str, limit_s: float) -> tuple[int, str, str]:
     """Status, standard output and error of a command that a machine answers to, which may send any bytes.
 
-    Raises FileNotFoundError, and TimeoutExpired after `limit_s`.
+    It is ended when it sends more than `OUTPUT_BYTES`. Raises FileNotFoundError, and TimeoutExpired after `limit_s`.
     """
-    limits = (OUTPUT_BYTES, OUTPUT_BYTES)
+    end = time.monotonic() + limit_s
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = start(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            own_group=False,
-            enter=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
-        )
+        files = (output.fileno(), errors.fileno())
+        process = start(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, own_group=False)
         try:
-            process.communicate(order.encode(), timeout=limit_s)
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(order.encode())
+            while process.poll() is None and max(os.fstat(file).st_size for file in files) <= OUTPUT_BYTES:
+                if time.monotonic() > end:
+                    raise subprocess.TimeoutExpired(command, limit_s)
+                time.sleep(WATCH_S)
         finally:
             status = kill(process)
-        texts = [os.pread(file.fileno(), OUTPUT_BYTES, 0).decode(errors="replace") for file in (output, errors)]
+        texts = [os.pread(file, OUTPUT_BYTES, 0).decode(errors="replace") for file in files]
     return status, texts[0], texts[1]
 
 
