@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ class Card:
     name: str = "Simulated GPU"
     capability: tuple[int, int] = (9, 0)
     bytes: int = 16 * GIB
+    uuid: str = ""
+    number: int = 0
     used: int = 0
 
     @property
@@ -65,12 +68,42 @@ class Card:
         return False
 
 
+def make_cards(cards: Sequence[Mapping[str, Any]]) -> list[Card]:
+    """The cards of a machine in PCI order; their numbers are those of `cuda:N` where all are visible."""
+    made = []
+    for number, told in enumerate(cards):
+        card = Card(**{**told, "capability": tuple(told.get("capability", (9, 0)))}, number=number)
+        card.uuid = card.uuid or f"GPU-{number:08x}-0000-4000-8000-{number:012x}"
+        made.append(card)
+    return made
+
+
+def visible(cards: Sequence[Card], asked: str | None) -> list[Card]:
+    """The cards that CUDA shows where CUDA_VISIBLE_DEVICES is `asked`: none behind the first token that is not
+    valid, and none at all where one is named twice."""
+    if asked is None:
+        return list(cards)
+    shown: list[Card] = []
+    for part in asked.split(","):
+        word = part.strip()
+        if word.startswith("GPU-"):
+            found = [card for card in cards if card.uuid.startswith(word)]
+        else:
+            found = [cards[int(word)]] if word.isdigit() and int(word) < len(cards) else []
+        if len(found) != 1:
+            break
+        if found[0] in shown:
+            return []
+        shown += found
+    return shown
+
+
 class Record(NamedTuple):
     """Something that happened on a card.
 
     Attributes:
         kind: stream, event, wait, allocation, pinned, copy, kernel, graph or cache.
-        card: its number.
+        card: number of the card in the machine, which is not that in the process where some are hidden.
     """
 
     kind: str
@@ -107,19 +140,27 @@ class State:
     """The simulated machine, as this process sees it.
 
     Attributes:
-        cards: `cuda:N` is the Nth of them.
+        cards: those that are visible; `cuda:N` is the Nth of them.
         broken: what every CUDA call of this process raises from now on.
+        record_to: file to which a line `PID KIND CARD` is added for each kind of record of each card.
     """
 
     cards: list[Card]
+    record_to: str = ""
     broken: str = ""
     records: list[Record] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     local: Any = field(default_factory=threading.local)
+    seen: set[tuple[str, int]] = field(default_factory=set)
 
     def note(self, kind: str, index: int) -> None:
         """Record what happens on the card `index` of this process; raises what the card's state makes of it."""
-        self.records.append(Record(kind, index, threading.current_thread().name))
+        card = self.cards[index]
+        self.records.append(Record(kind, card.number, threading.current_thread().name))
+        if self.record_to and (kind, card.number) not in self.seen:
+            self.seen.add((kind, card.number))
+            with open(self.record_to, "a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()} {kind} {card.number}\n")
         self.check()
 
     def check(self) -> None:
@@ -687,7 +728,7 @@ def _make() -> SimpleNamespace:
         major, minor = card.capability
         return SimpleNamespace(
             name=card.name, major=major, minor=minor, total_memory=card.bytes, multi_processor_count=1,
-            uuid="", gcnArchName="",
+            uuid=card.uuid.removeprefix("GPU-"), gcnArchName="",
         )  # fmt: skip
 
     def memory(device: Any = None) -> tuple[int, int]:
@@ -737,12 +778,19 @@ def _make() -> SimpleNamespace:
     return SimpleNamespace(mode=Mode, cuda=cuda, tensor=CudaTensor)
 
 
-def install(cards: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
-    """Put these cards into this process; gives what takes them away again."""
+def install(
+    cards: Sequence[Mapping[str, Any]], *, cuda_visible: str | None = None, record_to: str = ""
+) -> Callable[[], None]:
+    """Put the visible ones of these cards into this process; gives what takes them away again.
+
+    Args:
+        cuda_visible: CUDA_VISIBLE_DEVICES.
+        record_to: file to which each process adds a line `PID KIND CARD` for each kind of record of each card.
+    """
     import torch
 
     global STATE
-    STATE = State([Card(**card) for card in cards])
+    STATE = State(visible(make_cards(cards), cuda_visible), record_to=record_to)
     made = _make()
     undo: list[Callable[[], object]] = []
 
@@ -784,9 +832,9 @@ def install(cards: Sequence[Mapping[str, Any]]) -> Callable[[], None]:
 
 
 @contextmanager
-def installed(cards: Sequence[Mapping[str, Any]] = ({}, {})) -> Iterator[State]:
+def installed(cards: Sequence[Mapping[str, Any]] = ({}, {}), **options: Any) -> Iterator[State]:
     """The cards while this is open, for this thread and those that are started meanwhile."""
-    remove = install(cards)
+    remove = install(cards, **options)
     try:
         yield state()
     finally:
