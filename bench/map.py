@@ -5,7 +5,7 @@
 The vectors are those of `minilm` (`bench.index_data`), or of a file, (rows, d). Rows beyond these are made of them:
 each is a mixture of a row with one of its 15 nearest, 0.5 to 1 of the first, and noise of length 0.2; of length 1.
 So many rows have clusters of near equals that real ones need not have. Where umap-learn can be imported, it draws the
-least number of rows too, if it is small: 2,000,000 took it over half an hour.
+least number of rows too, if it is small: it was not done with 2,000,000 after 25 minutes.
 
 Trustworthiness (Venna and Kaski, 2001) is of all numbers of the vectors, by a sample of rows against all. Seconds are
 those of the clock and of the CPU, of the layout alone; axes and clusters stand beside them.
