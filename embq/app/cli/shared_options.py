@@ -180,7 +180,7 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
     if not equals or ":" in name:  # no NAME=SPEC
         name, equals, spec = "", "", incomplete
     family, colon, typed = spec.partition(":")
-    lines = (help_.split("  ", 1) for help_ in FAMILIES.values())
+    lines = (family.help.split("  ", 1) for family in FAMILIES.values())
     families = {usage.partition(":")[0] + (":" if ":" in usage else ""): what.strip() for usage, what in lines}
     by_spec = {} if colon else families
     for folder_family in (family,) if colon else FOLDERS:

@@ -13,7 +13,7 @@ from embq.app.embedding.in_process import InProcess, check_not_forked, rows_and_
 from embq.app.embedding.items import is_one, of_one_kind
 from embq.app.embedding.tables import table_of
 from embq.core.errors import InputError, ModelError, UsageError
-from embq.core.models import PROMPTED, ModelSpec
+from embq.core.models import ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
 
 OnError = Literal["raise", "null"]
@@ -215,7 +215,7 @@ class Model:
 
     def _prompted(self, name: str | None, text: str | None, task: str) -> tuple[ModelSpec, str]:
         """The spec with the prompt of a call in place of its own, or of a task if it has none; and the task."""
-        params = PROMPTED.get(self.spec.family, ())
+        params = self.spec.model_family.prompts
         task = task if "prompt_name" in params else ""
         if name is None and text is None:
             if not task or {param for param, _ in self.spec.params} & {*params}:

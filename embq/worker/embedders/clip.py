@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from transformers import dynamic_module_utils
 
 from embq.core.errors import ModelError, SampleError
-from embq.core.models import EMBEDS, REFERENCE, Chunking, ModelConfig, ModelSpec
+from embq.core.models import REFERENCE, Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
 from embq.worker.embedders.base import Truncated, padded_tokens
@@ -229,7 +229,7 @@ class ClipEmbedder:
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     """The model of an `open_clip:` spec; ModelError if it cannot be loaded here."""
     to_unit_length = unit_length(spec, "true")
-    check_modalities(config, *EMBEDS[spec.family])
+    check_modalities(config, *spec.model_family.embeds)
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from embq.core.errors import ModelError
-from embq.core.models import EMBEDS, ModelConfig, ModelSpec
+from embq.core.models import ModelConfig, ModelSpec
 from embq.worker.embedders.sample_fields import check_modalities
 from embq.worker.embedders.spec_params import choice
 
@@ -28,14 +28,14 @@ def own_modality(spec: ModelSpec) -> str:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder | VisionEmbedder:
     """The model of an `hf:` spec; ModelError if it cannot be loaded here."""
-    check_modalities(config, *EMBEDS[spec.family])
+    check_modalities(config, *spec.model_family.embeds)
     modality = ", ".join(config.modalities)
     if len(config.modalities) > 1:
         raise ModelError(
             f"{spec} embeds images or texts, and the run both",
             next_step="add --modality image or --modality text, or use an open_clip model, which has both",
         )
-    if choice(spec, "embeds", modality, EMBEDS[spec.family]) != modality:
+    if choice(spec, "embeds", modality, spec.model_family.embeds) != modality:
         raise ModelError(f"{spec}: the run embeds {modality}s", next_step="leave out embeds=, or add --modality")
     # Imported here, because each needs packages of its own.
     if modality == "image":

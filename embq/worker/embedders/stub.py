@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embq.core.errors import DeviceFullError, ModelError, SampleError
-from embq.core.models import CPU_DECODES, EMBEDS, GPU, Chunking, ModelConfig, ModelSpec
+from embq.core.models import CPU_DECODES, GPU, Chunking, ModelConfig, ModelSpec
 from embq.core.units import Sample, content_hash
 from embq.sources.interface import Moved
 from embq.worker.embedders.base import MAX_CHUNKS, padded_tokens
@@ -197,7 +197,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     spec.check_params(
         "ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "tokens", "max_tokens", "decode", "pixels"
     )
-    check_modalities(config, *EMBEDS[spec.family])
+    check_modalities(config, *spec.model_family.embeds)
     return StubEmbedder(
         config,
         dim=int(spec.name),

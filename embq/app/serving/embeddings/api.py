@@ -31,7 +31,6 @@ from embq.app.serving.http_errors import HttpError
 from embq.app.serving.middleware import MOST_IN_FLIGHT, client_of
 from embq.app.serving.unread_answers import CountedResponse, require_read
 from embq.core.errors import DeviceError, EmbqError, InputError
-from embq.core.models import NORMALIZING
 from embq.core.process.libraries import version_of
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import stored
@@ -179,7 +178,7 @@ class EmbeddingApi:
         _check_names(fields, ("inputs", *optional))
         model = self._named(_field(fields, "model", str, ""))
         normalize: bool = _field(fields, "normalize", bool, True)
-        if not normalize and model.spec.family in NORMALIZING and model.spec.param("normalize", "") != "false":
+        if not normalize and model.spec.may_normalize:
             raise HttpError(
                 f"{model.name} normalizes its vectors by itself",
                 next_step="start the server with ?normalize=false behind the model's spec",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embq.core.errors import ModelError, OutputError, SampleError
-from embq.core.models import CPU_DECODES, EMBED_ONE, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
+from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
 from embq.core.settings import cache_folder
 from embq.core.storage.durable import overwrite
 from embq.core.units import Sample, content_hash
@@ -148,7 +148,7 @@ def check_modality(output: Output, modality: str) -> None:
     if modality == output.modality:
         return
     spec = ModelSpec.parse(output.spec)
-    if modality not in spec.can_embed or spec.family in EMBED_ONE:
+    if modality not in spec.can_embed or spec.model_family.one_modality:
         raise ModelError(
             f"{spec} does not embed {modality}s, or not in one space with these {output.modality}s",
             next_step=f"ask by {output.modality}, or make the run with an open_clip model, which has both",

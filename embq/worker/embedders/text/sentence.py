@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import PreTrainedTokenizerBase
 
 from embq.core.errors import ModelError, SampleError
-from embq.core.models import EMBEDS, ModelConfig, ModelSpec
+from embq.core.models import ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.worker.embedders.device.placement import ACCELERATOR_SIZES, device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
@@ -209,7 +209,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     spec.check_params("batch_size", "tokens", "normalize", "prompt_name", "prompt", "max_length", "lora")
     check_prompt(spec)
     keep_length = not unit_length(spec, "true")
-    check_modalities(config, *EMBEDS[spec.family])
+    check_modalities(config, *spec.model_family.embeds)
     place = device_of(device)
     dtype = dtype_of(config, place)
     model = loaded(spec, keep_length=keep_length)
