@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import EmbqError
-from embq.core.process.children import ChildEndedError, JsonChild, python
+from embq.core.process.children import ChildEndedError, JsonChild
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.hints import IndexHint
@@ -315,10 +315,20 @@ class IndexChild(JsonChild):
     """
 
     def __init__(self, *, worker: str, threads: int, memory_bytes: int, on_gpu: bool = False) -> None:
-        options = ("--worker", worker, "--threads", str(threads), "--memory", str(memory_bytes))
+        options = (
+            "--worker",
+            worker,
+            "--threads",
+            str(threads),
+            "--memory",
+            str(memory_bytes),
+            *(["--gpu"] if on_gpu else []),
+        )
         # No address of the broker: what this process reads are files.
         super().__init__(
-            python("-m", "embq.indexer.stages.process", *options, *(["--gpu"] if on_gpu else [])),
+            "-m",
+            "embq.indexer.stages.process",
+            *options,
             OMP_NUM_THREADS=str(threads),
             EMBQ_BROKER_URL="",
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -242,7 +241,7 @@ server.serve()
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    process = client.Process([sys.executable, "-c", CHILD])
+    process = client.Process("-c", CHILD)
     monkeypatch.setattr(client, "_LOOKS", process)
     yield
     process.close()

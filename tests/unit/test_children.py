@@ -69,7 +69,7 @@ def test_a_child_that_ignores_a_request_to_stop_is_killed_after_the_grace_period
 
 
 def test_answers_come_one_for_each_request() -> None:
-    child = JsonChild(python(ECHO))
+    child = JsonChild("-c", ECHO)
     assert child.pid == 0
     for number in range(3):
         child.send({"n": number})
@@ -82,7 +82,7 @@ def test_answers_come_one_for_each_request() -> None:
 
 
 def test_an_answer_that_is_late_is_none_and_a_dead_child_says_how_it_ended() -> None:
-    child = JsonChild(python("import sys, time; sys.stdin.readline(); time.sleep(600)"))
+    child = JsonChild("-c", "import sys, time; sys.stdin.readline(); time.sleep(600)")
     child.send({})
     assert child.answer(0.05) is None
     os.kill(child.pid, signal.SIGKILL)

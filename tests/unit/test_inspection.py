@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +36,7 @@ server.serve()
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
-    process = client.Process([sys.executable, "-c", CHILD])
+    process = client.Process("-c", CHILD)
     monkeypatch.setattr(client, "_LOOKS", process)
     monkeypatch.setattr(client, "CPU_S", 0)
     yield process
@@ -45,7 +44,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
 
 
 def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
-    broken = client.Process([sys.executable, "-c", "raise SystemExit(3)"])
+    broken = client.Process("-c", "raise SystemExit(3)")
     with pytest.raises(ConfigError, match="exit status 3"):
         broken.query(Unit(kind="parquet", source=str(tmp_path)))
 
@@ -120,7 +119,7 @@ server.serve()
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
     """The process in which units of tables are read."""
-    process = client.Process([sys.executable, "-c", READER])
+    process = client.Process("-c", READER)
     monkeypatch.setattr(client, "_IDLE", [process])
     yield process
     process.close()

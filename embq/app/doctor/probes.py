@@ -15,7 +15,7 @@ from typing import Any
 from embq.app.doctor.check import Check, guarded
 from embq.core.errors import EmbqError, UnwellError, error_of
 from embq.core.models import ModelSpec
-from embq.core.process.children import python
+from embq.core.process.children import run_python
 from embq.core.service.progress_line import size_text
 from embq.core.settings import child_environment
 from embq.producer.model_args import split_name
@@ -118,15 +118,7 @@ def child(*arguments: str, timeout_s: float, **changes: str) -> dict[str, Any]:
     paths = [str(Path(__file__).resolve().parents[3]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # the child runs the embq of its parent
     try:
-        ended = subprocess.run(
-            python(*arguments),
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        ended = run_python(*arguments, timeout_s=timeout_s, environment=environment)
     except subprocess.TimeoutExpired as error:
         raise UnwellError(f"no answer within {timeout_s:.0f} s") from error
     if ended.returncode != 0 or not ended.stdout.strip():

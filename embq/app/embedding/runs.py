@@ -18,7 +18,7 @@ from embq.app.status.resolve_run import resolve_run
 from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import EmbqError, Exit, error_of
-from embq.core.process.children import python
+from embq.core.process.children import python, start
 from embq.core.run.control import RunState
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
@@ -46,13 +46,13 @@ class Run:
         self._error: EmbqError | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the handle
         self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._child = subprocess.Popen(
+        self._child = start(
             python("-m", "embq.app.embedding.child", verb, *arguments),
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._log,
-            env=child_environment(EMBQ_LOG="text", **({"EMBQ_BROKER_URL": broker} if broker else {})),
-            process_group=0,  # Ctrl-C in a terminal is for this program, which decides
+            environment=child_environment(EMBQ_LOG="text", **({"EMBQ_BROKER_URL": broker} if broker else {})),
+            ends_itself=True,
         )
         _AT_WORK.add(self)
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import embq
 from embq.app.fleet.launcher import CHECK_S, GRACE_S, Member, log_end
 from embq.core.errors import Exit
-from embq.core.process.children import MARK, python
+from embq.core.process.children import MARK, python, run_python
 from embq.core.settings import child_environment, state_folder
 
 KILL_S = 10.0
@@ -48,10 +48,9 @@ def environment_of(member: Member) -> dict[str, str]:
 
 def check(member: Member) -> Failed:
     """The failed rows of `embq worker --check`."""
-    command = python("-m", "embq", "worker", "--check", "--json", *member.arguments)
-    environment = environment_of(member)
+    arguments = ("-m", "embq", "worker", "--check", "--json", *member.arguments)
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=CHECK_S)
+        done = run_python(*arguments, timeout_s=CHECK_S, environment=environment_of(member))
         return [row for row in json.loads(done.stdout)["checks"] if row["state"] == "fail"]
     except subprocess.TimeoutExpired:
         detail = f"it has not ended within {CHECK_S:g} s"

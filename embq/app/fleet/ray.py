@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,7 @@ from embq.app.doctor.check import Check
 from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, Member, answer_in
 from embq.app.fleet.ray_cluster import join, settle
 from embq.core.errors import ConfigError
-from embq.core.process.children import python
+from embq.core.process.children import run_python
 from embq.core.settings import child_environment
 
 NAMESPACE = "embq"
@@ -26,8 +25,8 @@ class Node:
         """Standard output and error."""
         environment = child_environment()
         environment.pop("OMP_NUM_THREADS", None)  # Ray gives an actor one thread; a worker divides the cores itself
-        command = python("-m", "embq.app.fleet.member", action)
-        done = subprocess.run(command, input=order, env=environment, capture_output=True, text=True, check=False)
+        arguments = ("-m", "embq.app.fleet.member", action)
+        done = run_python(*arguments, timeout_s=None, request=order, environment=environment)
         return done.stdout, done.stderr
 
 

@@ -67,16 +67,21 @@ def start(
     stdin: int | IO[Any] | None = subprocess.DEVNULL,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
+    pipe_bytes: int = -1,
     pass_fds: Sequence[int] = (),
     own_group: bool = True,
+    ends_itself: bool = False,
     enter: Callable[[], None] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one ends.
 
     Args:
         environment: all of its variables, None for `embq.core.settings.child_environment()`.
+        pipe_bytes: capacity of its pipes, -1 for that of the system.
         own_group: whether it leads a process group, so that Ctrl-C in a terminal reaches the parent only.
-        enter: called in the child before the command runs.
+        ends_itself: whether the command ends with this process by its own means, such as `die_with_parent`. It is then
+            started without `preexec_fn`, hence by vfork: a fork takes long in a process that holds a model or an index.
+        enter: called in the child before the command runs, unless it `ends_itself`.
     """
     parent = os.getpid()
 
@@ -91,9 +96,34 @@ def start(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
+        pipesize=pipe_bytes,
         pass_fds=tuple(pass_fds),
         process_group=0 if own_group else None,
-        preexec_fn=prepare,
+        preexec_fn=None if ends_itself else prepare,
+    )
+
+
+def run_python(
+    *arguments: str, environment: Mapping[str, str], timeout_s: float | None, request: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python process to its end; returns its status, output and errors.
+
+    Args:
+        arguments: of Python.
+        environment: all of its variables.
+        request: its standard input; None for this process's.
+
+    Raises subprocess.TimeoutExpired after killing it.
+    """
+    return subprocess.run(
+        python(*arguments),
+        input=request,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
     )
 
 
@@ -137,17 +167,21 @@ class ChildEndedError(Exception):
 
 
 class JsonChild:
-    """A process that answers each JSON line on its stdin with one on its stdout, started by the first request.
+    """A Python process that answers each JSON line on its stdin with one on its stdout, started by the first request.
 
     One request is in hand at a time. After `ChildEndedError`, `kill` and `close` the next request starts a new process.
+    Its program calls `die_with_parent`.
 
     Args:
-        command: starts it.
+        arguments: of Python.
+        stderr: of the process; None for this one's.
+        pipe_bytes: capacity of its pipes, -1 for that of the system.
         changes: of its environment.
     """
 
-    def __init__(self, command: Sequence[str], **changes: str) -> None:
-        self.command = list(command)
+    def __init__(self, *arguments: str, stderr: int | None = None, pipe_bytes: int = -1, **changes: str) -> None:
+        self.command = python(*arguments)
+        self._stderr, self._pipe_bytes = stderr, pipe_bytes
         self._changes = changes
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -172,7 +206,10 @@ class JsonChild:
             environment=child_environment(**self._changes),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            pipe_bytes=self._pipe_bytes,
             own_group=False,
+            ends_itself=True,
         )
 
     def answer(self, wait_s: float) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, error_fields
+from embq.core.process.children import die_with_parent
 from embq.core.process.libraries import leave_out_pandas
 from embq.core.service.log import configure
 from embq.indexer.stages.task import StageFunction, perform
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=1 << 62)
     parser.add_argument("--gpu", action="store_true", help="use the first GPU that this process sees")
     options = parser.parse_args()
+    die_with_parent()
     configure()
     leave_out_pandas()
     # What a library prints must not end up between answers.

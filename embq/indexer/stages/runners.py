@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Protocol
 
 from embq.core.errors import OutputError, error_of
-from embq.core.process.children import ChildEndedError, JsonChild, python
+from embq.core.process.children import ChildEndedError, JsonChild
 from embq.indexer.index_files.files import to_json
 from embq.indexer.stages.process import do
 from embq.indexer.stages.units import IndexUnit, Sidecar, find
@@ -96,7 +96,7 @@ class Processes:
 
     def _child(self, name: str, threads: int) -> JsonChild:
         options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
-        return JsonChild(python("-m", "embq.indexer.stages.process", *options), OMP_NUM_THREADS=str(threads))
+        return JsonChild("-m", "embq.indexer.stages.process", *options, OMP_NUM_THREADS=str(threads))
 
 
 def _attempt(child: JsonChild, unit: IndexUnit, halt: threading.Event) -> None:

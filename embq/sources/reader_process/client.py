@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, SourceError
-from embq.core.process.children import JsonChild, python
+from embq.core.process.children import JsonChild
 from embq.core.process.limits import decoded_bytes
-from embq.core.settings import child_environment
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach, current
 from embq.sources.interface import Moved
@@ -41,6 +40,9 @@ from embq.sources.unusable import DIED, died
 
 CPU_S = 300
 """Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
+
+SERVER = ("-m", "embq.sources.reader_process.server")
+"""Arguments of Python for a reader process; the idle time follows, after which it ends."""
 
 LOOK_IDLE_S = 5.0
 """Idle time after which a process for planning ends."""
@@ -67,7 +69,7 @@ def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
 
 def read(unit: Unit, roots: Sequence[str], on_progress: Moved) -> Iterator[Sample]:
     """The result of `embq.sources.unit_reader.read_here`; raises as `inspect` does."""
-    process = _IDLE.pop() if _IDLE else Process(command(READ_IDLE_S))
+    process = _IDLE.pop() if _IDLE else Process(*SERVER, str(READ_IDLE_S))
     try:
         yield from process.read(unit, roots, on_progress)
     except EmbqError:
@@ -83,13 +85,21 @@ class Process(JsonChild):
     """A reader process, which calls `embq.sources.reader_process.server.serve`; it answers in frames instead of lines.
 
     Args:
+        arguments: of Python.
         memory_bytes: that one request may take; 0 for `embq.core.process.limits.decoded_bytes`.
     """
 
-    def __init__(self, command: Sequence[str], *, memory_bytes: int = 0) -> None:
+    def __init__(self, *arguments: str, memory_bytes: int = 0) -> None:
         self._memory_bytes = memory_bytes
-        # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
-        super().__init__(command, ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
+        super().__init__(
+            *arguments,
+            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
+            pipe_bytes=FRAME_BYTES,
+            # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
+            ARROW_DEFAULT_MEMORY_POOL="system",
+            MALLOC_ARENA_MAX="1",
+            OMP_NUM_THREADS="1",
+        )
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -187,24 +197,8 @@ class Process(JsonChild):
         assert isinstance(self._process.stdout, io.BufferedReader)
         return self._process, self._process.stdout
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        # Not `start`, whose fork takes long in a worker with a model; the process calls `die_with_parent` itself.
-        return subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=FRAME_BYTES,
-            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
-            env=child_environment(**self._changes),
-        )
 
-
-def command(idle_s: float) -> list[str]:
-    """The command of a reader process, which ends when it is asked nothing for `idle_s` seconds."""
-    return python("-m", "embq.sources.reader_process.server", str(idle_s))
-
-
-_LOOKS = Process(command(LOOK_IDLE_S))
+_LOOKS = Process(*SERVER, str(LOOK_IDLE_S))
 _IDLE: list[Process] = []
 """Processes for reading that wait for the next unit."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from embq.core import wire
 from embq.core.errors import NoDeviceError, UsageError
-from embq.core.process.children import python
+from embq.core.process.children import run_python
 from embq.core.settings import child_environment
 from embq.worker.embedders.device.hardware import simulated_speed
 
@@ -247,15 +247,9 @@ def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
 def _output_of(program: str, **shown: str) -> list[Any]:
     """The JSON list that a Python process prints last; [] if it fails, for reasons that `embq doctor` shows."""
     try:
-        done = subprocess.run(
-            python("-c", program),
-            env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_S,
-            check=True,
-        )
+        environment = child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown)
+        done = run_python("-c", program, timeout_s=TORCH_S, environment=environment)
+        done.check_returncode()
         answer: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 from embq.app.serving.http_errors import HttpError
 from embq.core.errors import SampleError
-from embq.core.process.children import ChildEndedError, JsonChild, ending, python
-from embq.core.settings import child_environment
+from embq.core.process.children import ChildEndedError, JsonChild, ending
 
 IMAGE_S = 5.0
 """Time limit for one image; 64 MP take 1 s on a slow core."""
@@ -31,21 +30,19 @@ IDLE_S = 300.0
 
 class _Child(JsonChild):
     def __init__(self) -> None:
-        command = python("-m", "embq.app.ui.thumbnails.decoder_process", str(IDLE_S))
-        super().__init__(command, MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
+        super().__init__(
+            "-m",
+            "embq.app.ui.thumbnails.decoder_process",
+            str(IDLE_S),
+            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
+            MALLOC_ARENA_MAX="1",
+            OMP_NUM_THREADS="1",
+        )
         self.images = 0
 
     def _started(self) -> subprocess.Popen[bytes]:
-        # Not `children.start`, whose fork takes long in a server that holds an index; the process calls
-        # `die_with_parent` itself.
         self.images = 0
-        return subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
-            env=child_environment(**self._changes),
-        )
+        return super()._started()
 
     def thumbnail(self, data: bytes, side: int) -> dict[str, str]:
         """The answer to one request. Raises ChildEndedError, and TimeoutError after killing the process."""

@@ -38,7 +38,7 @@ from embq.sources.formats.compressed import HEAD_BYTES, compression_of
 from embq.sources.formats.tar import Entry, group
 from embq.sources.formats.tar_headers import walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory
-from embq.sources.reader_process.client import READ_IDLE_S, Process, command
+from embq.sources.reader_process.client import READ_IDLE_S, SERVER, Process
 from embq.sources.unit_reader import require_allowed
 from embq.worker.embedders.sample_fields import image_of
 
@@ -80,7 +80,7 @@ class Images:
         self._shards = _Shards(self._read_whole, self.folder)
         memory = min(READER_BYTES, decoded_bytes())
         self._readers: queue.LifoQueue[Process] = queue.LifoQueue()
-        self._all = [Process(command(READ_IDLE_S), memory_bytes=memory) for _ in range(READERS)]
+        self._all = [Process(*SERVER, str(READ_IDLE_S), memory_bytes=memory) for _ in range(READERS)]
         for reader in self._all:
             self._readers.put(reader)
 
