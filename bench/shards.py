@@ -26,7 +26,7 @@ from bench.report import table, write
 from embq.core.process.limits import cores
 from embq.core.storage.durable import fsync_file
 from embq.training.shards.conversion import convert
-from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.conversion_plan import ConversionPlan, Layout, Pattern
 from embq.training.shards.listing import class_folders
 
 SAMPLES, CLASSES, PER_SHARD = 4000, 100, 1000
@@ -70,7 +70,7 @@ def ours(source: Path, out: Path, processes: int) -> None:
     """Convert as `embq shards convert` does: list, plan, write, make durable; each with a json that names its file."""
     listing = class_folders(str(source), vocab=None, allow_empty=False)
     pattern = Pattern.parse(f"{out}/train-%06d.tar")
-    plan = Plan.make(listing, Layout(pattern=pattern, samples_per_shard=PER_SHARD, seed=0, metadata=True))
+    plan = ConversionPlan.make(listing, Layout(pattern=pattern, samples_per_shard=PER_SHARD, seed=0, metadata=True))
     convert(plan, str(source), processes=processes)
 
 

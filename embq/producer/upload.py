@@ -13,7 +13,7 @@ import redis
 
 from embq.core.errors import BrokerError, InputError, UsageError
 from embq.core.queue import uploads
-from embq.core.queue.uploads import PIECE_BYTES, WINDOW, Outcome, Pieces, Upload, UploadFile
+from embq.core.queue.uploads import PIECE_BYTES, WINDOW, Pieces, Upload, UploadFile, UploadOutcome
 from embq.core.run.layout import INPUTS, Layout
 from embq.core.run.run_info import RunInfo, load_run, run_id
 from embq.core.storage.durable import file_sha256
@@ -141,7 +141,7 @@ class UploadResult:
         on_disk: whether the broker has the rest on its disk; None if it cannot tell.
     """
 
-    end: Outcome | None
+    end: UploadOutcome | None
     on_disk: bool | None
 
 
@@ -193,7 +193,7 @@ def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, i
         time.sleep(LOOK_S)
 
 
-def _refusal(end: Outcome, parcel: PlannedUpload) -> InputError:
+def _refusal(end: UploadOutcome, parcel: PlannedUpload) -> InputError:
     """The writer's refusal, with files by their names on this machine."""
     why = end.why
     for name, path in parcel.paths.items():

@@ -13,7 +13,7 @@ from embq.core.settings import Settings, machine_name
 from embq.worker.claim.input_locality import InputLocality
 from embq.worker.claim.scheduler import Scheduler
 from embq.worker.meter.progress_board import ProgressBoard
-from embq.worker.supervisor.protocol import Report, WorkerOptions
+from embq.worker.supervisor.protocol import ReportPipe, WorkerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class WorkerContext:
     stopped: StopFlag
     scheduler: Scheduler
     board: ProgressBoard
-    report: Report
+    report: ReportPipe
     locality: InputLocality
 
     def identity(self) -> dict[str, str | int]:

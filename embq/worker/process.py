@@ -32,12 +32,12 @@ from embq.worker.embedders.device.tuning import PATHS
 from embq.worker.index_service import IndexAccess, IndexService
 from embq.worker.meter.progress_board import ProgressBoard
 from embq.worker.model_service import ModelService, load_model
-from embq.worker.supervisor.protocol import Report, WorkerOptions
+from embq.worker.supervisor.protocol import ReportPipe, WorkerOptions
 
 log = Events("worker")
 
 
-def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: Report | None = None) -> None:
+def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: ReportPipe | None = None) -> None:
     """Serve until stopped or until the one run asked for is over."""
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
@@ -46,7 +46,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
         scheduler = Scheduler(
             client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=locality.is_aside
         )
-        report = report or Report(options.report_fd)
+        report = report or ReportPipe(options.report_fd)
         context = WorkerContext(
             options=options,
             settings=settings,
@@ -114,7 +114,7 @@ def main() -> None:
     stopped.install()
     # The supervisor asks a stuck process for its stacks; this handler works without the interpreter.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    report = Report(options.report_fd)
+    report = ReportPipe(options.report_fd)
     shared_by(options.siblings)
     try:
         try:

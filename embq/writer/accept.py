@@ -20,7 +20,7 @@ from embq.core.formats.part import UNIT_FORMATS, read_unit
 from embq.core.process.limits import memory_bytes
 from embq.core.queue.keys import VERSION
 from embq.core.queue.result_stream import DATA, LIMIT_BYTES, PART_SUFFIX, QUARANTINE, Entry, Sender, read_fields
-from embq.core.rows.results import Result, ResultDecoder, failure_batch, row_schema, vector_widths
+from embq.core.rows.results import DecodedResult, ResultDecoder, failure_batch, row_schema, vector_widths
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -87,7 +87,7 @@ class _Decoded:
         part: see `Accepted`.
     """
 
-    result: Result
+    result: DecodedResult
     schema: pa.Schema
     bytes: int
     part: CommittedFile | None = None
@@ -305,7 +305,7 @@ class Acceptor:
             except FORMAT_ERRORS as error:
                 raise Rejected("bad_result", f"part {header.ref} is not readable: {error}"[:300]) from error
         part = CommittedFile(path=header.ref, kind="rows", rows=rows.num_rows, bytes=size, sha256=header.sha256)
-        return _Decoded(Result(rows, failures), schema, failures.nbytes, part)
+        return _Decoded(DecodedResult(rows, failures), schema, failures.nbytes, part)
 
     def _check_widths(self, decoded: _Decoded) -> Mapping[str, int]:
         """The lengths of the run's vectors, which these rows may be the first to tell."""
@@ -319,7 +319,7 @@ class Acceptor:
             )
         return widths
 
-    def _check_counts(self, result: Result, unit: Unit, u: int, header: _Published) -> None:
+    def _check_counts(self, result: DecodedResult, unit: Unit, u: int, header: _Published) -> None:
         """Each ordinal exactly once, as a row or as a failure, and as many as were announced and planned."""
         selected = unit.selected
         rows, failures = result.rows.num_rows, result.failures.num_rows
@@ -357,7 +357,7 @@ def _are_plain(failures: pa.Table) -> bool:
     )
 
 
-def _check_rest(result: Result, unit: Unit, u: int) -> None:
+def _check_rest(result: DecodedResult, unit: Unit, u: int) -> None:
     """A failure for the rest of a shard is the last of it: its retry returns all samples from that ordinal on."""
     rest = pc.equal(result.failures["code"], DAMAGED_REST)
     if not pc.any(rest).as_py():
@@ -373,7 +373,9 @@ def _check_rest(result: Result, unit: Unit, u: int) -> None:
         raise Rejected("wrong_count", f"unit {u}: samples behind the damage of its shard, or no damage was to be kept")
 
 
-def _check_chunks(result: Result, u: int, selected: Sequence[int] | None, expected: int | None, start: int) -> None:
+def _check_chunks(
+    result: DecodedResult, u: int, selected: Sequence[int] | None, expected: int | None, start: int
+) -> None:
     """Each text of the unit once, as many as are expected if that is known: as a failure, or as its chunks, each of
     which is a row or a failure.
 

@@ -14,7 +14,7 @@ from embq.core.errors import InputError, OutputError
 from embq.core.queue import uploads
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import is_over, register
-from embq.core.queue.uploads import AddedUnits, Outcome, Upload
+from embq.core.queue.uploads import AddedUnits, Upload, UploadOutcome
 from embq.core.run.control import PRIORITY, Control, load_control, save_control
 from embq.core.run.layout import Layout, refuse_foreign_files
 from embq.core.run.run_info import load_run
@@ -147,7 +147,7 @@ class Receiver:
                 if priority is not None and grown.added is not None:
                     self._request(info.run, layout, {"priority": str(priority)})
                 register(self.client, replace(arrival.record, run=info.run, rows=info.rows, units=info.units))
-        end = Outcome(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
+        end = UploadOutcome(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
         uploads.finish(self.client, name, upload.run, end)
         arrival.drop()
         self.log.info("upload_accepted", run=info.run, output=upload.output, files=len(upload.files), units=info.units)
@@ -171,7 +171,7 @@ class Receiver:
     def _refuse(self, name: str, code: str, why: str) -> None:
         arrival = self._arrivals.get(name)
         run = arrival.upload.run if arrival is not None else name
-        uploads.finish(self.client, name, run, Outcome(end="refused", code=code, why=why))
+        uploads.finish(self.client, name, run, UploadOutcome(end="refused", code=code, why=why))
         if arrival is not None:
             arrival.drop()
         self.log.error("upload_refused", upload=name, code=code, why=why)

@@ -247,7 +247,7 @@ def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Re
     uploads.announce(own_client, upload)
     assert uploads.names(own_client) == [upload.name]
     assert uploads.announced(own_client, upload.name) == upload
-    uploads.finish(own_client, upload.name, RUN, uploads.Outcome(end="accepted"))
+    uploads.finish(own_client, upload.name, RUN, uploads.UploadOutcome(end="accepted"))
     assert own_client.hlen(UPLOADS) == 0
     assert uploads.announced(own_client, upload.name) is None
 

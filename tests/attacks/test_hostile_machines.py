@@ -9,7 +9,7 @@ import pytest
 
 import embq
 from embq.app.fleet import launcher
-from embq.app.fleet.launcher import Member
+from embq.app.fleet.launcher import FleetMember
 from embq.app.fleet.member import LeftWorker, fleet_folder
 from embq.app.fleet.ssh import ssh_launcher
 from embq.core.process.children import MARK
@@ -59,5 +59,5 @@ def test_the_last_line_of_a_log_of_terabytes_is_shown(tmp_path: Path, monkeypatc
     with log.open("wb") as file:
         file.seek(1 << 40)  # a hole
         file.write(b"\nerror: no broker\n")
-    (row,) = LeftWorker(Member(fleet="fleet", name="gpu1")).state()
+    (row,) = LeftWorker(FleetMember(fleet="fleet", name="gpu1")).state()
     assert row["detail"] == "error: no broker"

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Sequence
 
 from embq.core.errors import SourceError
-from embq.sources.formats.tar_headers import BLOCK, Member, parse_members
+from embq.sources.formats.tar_headers import BLOCK, TarMember, parse_members
 
 
 def tar_of(
@@ -27,7 +27,7 @@ def tar_of(
     return data if pad else data[: end + 2 * BLOCK]
 
 
-def outcome_of(data: bytes) -> list[Member] | str:
+def outcome_of(data: bytes) -> list[TarMember] | str:
     """The members, or the code of the error."""
     try:
         return parse_members(data, "s.tar")

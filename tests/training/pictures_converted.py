@@ -11,7 +11,7 @@ from typing import Any
 
 from embq.training.shards.conversion import Converted
 from embq.training.shards.conversion import convert as carry_out
-from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.conversion_plan import ConversionPlan, Layout, Pattern
 from embq.training.shards.listing import class_folders
 from embq.training.shards.pictures import Listing
 from tests.support.picture_files import encoded, photograph
@@ -32,13 +32,17 @@ def classed(root: Path, known: Sequence[str] | None = None) -> Listing:
     return class_folders(str(root), vocab=known, allow_empty=False)
 
 
-def plan_of(listing: Listing, out: Path, *, per_shard: int = 20, seed: int | None = 0, metadata: bool = True) -> Plan:
+def plan_of(
+    listing: Listing, out: Path, *, per_shard: int = 20, seed: int | None = 0, metadata: bool = True
+) -> ConversionPlan:
     """The plan of a conversion into `out`."""
     pattern = Pattern.parse(f"{out}/train-%06d.tar")
-    return Plan.make(listing, Layout(pattern=pattern, samples_per_shard=per_shard, seed=seed, metadata=metadata))
+    return ConversionPlan.make(
+        listing, Layout(pattern=pattern, samples_per_shard=per_shard, seed=seed, metadata=metadata)
+    )
 
 
-def convert(plan: Plan, processes: int = 1) -> Converted:
+def convert(plan: ConversionPlan, processes: int = 1) -> Converted:
     """Carry out a plan."""
     return carry_out(plan, "pictures", processes=processes)
 

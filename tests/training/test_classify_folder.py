@@ -14,9 +14,9 @@ from embq.core.errors import InputError, OutputError
 from embq.training.classify.checkpoint import Folder, Moment, key_journal, moments, save
 from embq.training.classify.config import Config
 from embq.training.classify.failures import FailureList, _listed
-from embq.training.classify.log import Meter
-from embq.training.classify.process_group import Member
-from embq.training.classify.report import EpochRow, Report
+from embq.training.classify.log import StepMeter
+from embq.training.classify.process_group import GroupMember
+from embq.training.classify.report import EpochRow, TrainingReport
 from embq.training.data.batch import Failure
 from embq.training.run.journal import Journal, append, lines
 from tests.training.small_shards import key_of
@@ -105,7 +105,7 @@ def test_what_processes_that_are_no_more_noted_of_steps_made_anew_is_taken_back(
         for epoch, step in [(0, 0), (0, 1), (1, 0), (1, 1)]:
             noted.add(epoch, step, {"keys": []})
         noted.close()
-    two = [Member(rank=rank, world=2, device=torch.device("cpu")) for rank in (1, 0)]
+    two = [GroupMember(rank=rank, world=2, device=torch.device("cpu")) for rank in (1, 0)]
     for member, log_keys in zip(two, (True, False), strict=True):
         config = Config(shards="s", out="o", log_keys=log_keys)
         journal = key_journal(config, folder, member, Moment(epoch=1, step=0))
@@ -117,11 +117,11 @@ def test_what_processes_that_are_no_more_noted_of_steps_made_anew_is_taken_back(
 
 
 def test_a_rate_over_a_checkpoint_is_that_of_all_its_steps() -> None:
-    before = Meter()
+    before = StepMeter()
     for _ in range(3):
         before.add(torch.tensor(1.5), torch.tensor(2), 4)
         before.timed(0.25, 0.5)
-    after = Meter(**json.loads(json.dumps(before.state())))
+    after = StepMeter(**json.loads(json.dumps(before.state())))
     assert after.samples_per_s == before.samples_per_s == 8
     assert (after.mean_loss, after.accuracy, after.data_s) == (1.5, 0.5, 0.75)
 
@@ -138,6 +138,8 @@ def test_an_epoch_in_which_the_process_that_leads_made_no_step_has_no_loss() -> 
         seconds=1.0,
         samples_per_s=0.0,
     )
-    report = Report(out="o", arch="timm:a", processes=1, samples=0, failed=4, failures="o/failures.jsonl", epochs=[row])
+    report = TrainingReport(
+        out="o", arch="timm:a", processes=1, samples=0, failed=4, failures="o/failures.jsonl", epochs=[row]
+    )
     assert json.loads(json.dumps(asdict(report), allow_nan=False))["epochs"][0]["loss"] is None
     assert "4 samples could not be read: o/failures.jsonl" in report.text()

@@ -24,7 +24,7 @@ from embq.training.classify.config import Config
 from embq.training.classify.inputs import check_spread, planned
 from embq.training.classify.learner import Precision, device_faults
 from embq.training.classify.models import built, full_name, load_weights
-from embq.training.classify.process_group import Member, membership
+from embq.training.classify.process_group import GroupMember, membership
 from tests.training.classifying import TINY, class_shards, trained
 from tests.training.small_shards import key_of
 
@@ -200,7 +200,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp_path: Path) -> None:
-    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    member = GroupMember(rank=0, world=1, device=torch.device("cpu"))
     folder, asked = Folder(tmp_path), config(shards)
     plan = planned(asked)
     found_start(folder, asked, plan, member)
@@ -217,7 +217,7 @@ def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp
 
 
 def test_a_step_that_a_process_does_not_know_of_is_not_gone_on_from(shards: Path, tmp_path: Path) -> None:
-    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    member = GroupMember(rank=0, world=1, device=torch.device("cpu"))
     folder, asked = Folder(tmp_path), config(shards)
     plan = planned(asked)
     found_start(folder, asked, plan, member)
@@ -237,7 +237,7 @@ def test_a_step_that_a_process_does_not_know_of_is_not_gone_on_from(shards: Path
 
 
 def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(shards: Path, tmp_path: Path) -> None:
-    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    member = GroupMember(rank=0, world=1, device=torch.device("cpu"))
     folder, asked = Folder(tmp_path), config(shards)
     plan = planned(asked)
     found_start(folder, asked, plan, member)
@@ -254,7 +254,7 @@ def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(sha
 
 
 def test_an_exact_epoch_whose_shards_were_dealt_in_turn_is_begun_anew(shards: Path, tmp_path: Path) -> None:
-    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    member = GroupMember(rank=0, world=1, device=torch.device("cpu"))
     for splitshards, step in ((True, 0), (False, 3)):
         folder, asked = Folder(tmp_path / str(splitshards)), config(shards, splitshards=splitshards)
         folder.root.mkdir()
@@ -273,7 +273,7 @@ def test_an_exact_epoch_whose_shards_were_dealt_in_turn_is_begun_anew(shards: Pa
 
 
 def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Path, tmp_path: Path) -> None:
-    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    member = GroupMember(rank=0, world=1, device=torch.device("cpu"))
     folder, asked = Folder(tmp_path), config(shards)
     plan = planned(asked)
     found_start(folder, asked, plan, member)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from embq.core.errors import Exit
-from embq.training.launch.outcomes import PEER_GONE, Outcome, cause
+from embq.training.launch.outcomes import PEER_GONE, ProcessOutcome, cause
 from tests.support.waiting import wait_until
 from tests.training.classifying import TINY, class_shards, log_of
 
@@ -19,10 +19,10 @@ ARGUMENTS = [one for one in TINY if one != "--log-keys"]
 
 
 def test_who_lost_another_or_was_asked_to_end_is_not_the_cause() -> None:
-    lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another", at=1.0)
-    bug = Outcome(rank=1, status=Exit.BUG, code="bug", message="KeyError", at=2.0)
-    refused = Outcome(rank=2, status=65, code="diverged", message="the loss", at=3.0)
-    asked = Outcome(rank=3, status=Exit.INTERRUPTED, at=0.0)
+    lost = ProcessOutcome(rank=0, status=69, code=PEER_GONE, message="lost another", at=1.0)
+    bug = ProcessOutcome(rank=1, status=Exit.BUG, code="bug", message="KeyError", at=2.0)
+    refused = ProcessOutcome(rank=2, status=65, code="diverged", message="the loss", at=3.0)
+    asked = ProcessOutcome(rank=3, status=Exit.INTERRUPTED, at=0.0)
     assert cause([asked]) == asked
     assert cause([asked, lost]) == lost
     assert cause([asked, lost, bug]) == bug

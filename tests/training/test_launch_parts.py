@@ -16,7 +16,7 @@ import pytest
 
 from embq.core.errors import AwayError, DeviceError, EmbqError
 from embq.core.service.stopping import REPEAT_S
-from embq.training.launch.outcomes import PEER_GONE, Outcome, killed
+from embq.training.launch.outcomes import PEER_GONE, ProcessOutcome, killed
 from embq.training.launch.ssh_connection import HostConnection, watch
 from embq.training.launch.ssh_host import MARK, ended_by_silence
 from tests.support.waiting import wait_until
@@ -29,24 +29,24 @@ def part(host: str, said: str, *, prefix: str = "") -> HostConnection:
     return HostConnection(host, command, threading.Lock(), prefix=prefix)
 
 
-def told(status: int, *outcomes: Outcome) -> str:
+def told(status: int, *outcomes: ProcessOutcome) -> str:
     return MARK + json.dumps({"status": status, "outcomes": [asdict(one) for one in outcomes]}) + "\n"
 
 
 def test_what_a_host_tells_last_may_stand_behind_a_line_without_an_end(capfd: pytest.CaptureFixture[str]) -> None:
-    assert watch([part("one", "{}" + told(0, Outcome(rank=0, status=3)))]) == 3
+    assert watch([part("one", "{}" + told(0, ProcessOutcome(rank=0, status=3)))]) == 3
     assert capfd.readouterr().out == "{}"
 
 
 def test_a_connection_that_is_cut_while_a_host_tells_of_its_end_was_lost() -> None:
     with pytest.raises(AwayError, match="the connection to one ended in the middle of the training"):
-        watch([part("one", told(0, Outcome(rank=0, status=0))[:-9])])
+        watch([part("one", told(0, ProcessOutcome(rank=0, status=0))[:-9])])
 
 
 def test_a_process_that_was_killed_on_any_host_explains_the_end_of_the_others() -> None:
-    lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another")
-    asked = Outcome(rank=2, status=130)
-    ended = Outcome.of(1, killed("process 1 on two.example.org", "its memory", 9))
+    lost = ProcessOutcome(rank=0, status=69, code=PEER_GONE, message="lost another")
+    asked = ProcessOutcome(rank=2, status=130)
+    ended = ProcessOutcome.of(1, killed("process 1 on two.example.org", "its memory", 9))
     with pytest.raises(
         EmbqError, match=r"process 1 on two\.example\.org was ended by signal 9, as the kernel"
     ) as raised:
@@ -55,7 +55,7 @@ def test_a_process_that_was_killed_on_any_host_explains_the_end_of_the_others() 
 
 
 def test_a_torchrun_that_was_killed_explains_the_end_of_processes_on_other_hosts() -> None:
-    lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another")
+    lost = ProcessOutcome(rank=0, status=69, code=PEER_GONE, message="lost another")
     with pytest.raises(DeviceError, match="the training was ended by signal 9"):
         watch([part("one", told(69, lost)), part("two", told(137))])
 
@@ -104,7 +104,9 @@ def test_an_unknown_exception_is_told_although_another_host_was_asked_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    bug = Outcome(rank=1, status=70, code="bug", message="KeyError: 'x'", traceback="Traceback", host="two", at=1.0)
-    asked = Outcome(rank=0, status=130, at=2.0)
+    bug = ProcessOutcome(
+        rank=1, status=70, code="bug", message="KeyError: 'x'", traceback="Traceback", host="two", at=1.0
+    )
+    asked = ProcessOutcome(rank=0, status=130, at=2.0)
     with pytest.raises(EmbqError, match="process 1 on two ended with KeyError: 'x'"):
         watch([part("one", told(130, asked)), part("two", told(70, bug))])

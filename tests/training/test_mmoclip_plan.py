@@ -15,7 +15,7 @@ from embq.training.mmoclip import required
 from embq.training.mmoclip.launch_plan import (
     MODULE,
     BenchmarkRequest,
-    Plan,
+    LaunchPlan,
     plan,
     processes_here,
     require_allocation,
@@ -50,7 +50,7 @@ def allocated(folder: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) -> 
         monkeypatch.setenv(name, value)
 
 
-def planned(count: int = 1, /, **asked: object) -> Plan:
+def planned(count: int = 1, /, **asked: object) -> LaunchPlan:
     """A plan, of a machine that has the GPUs."""
     return plan(BenchmarkRequest(**asked), count, PLACE)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from embq.training.openclip.folder import begin, result_of
 from embq.training.openclip.log import Line, Pace
 from embq.training.openclip.models import initial_model
 from embq.training.openclip.request import TrainingRequest
-from embq.training.openclip.training_plan import Plan, count_usable, plan
+from embq.training.openclip.training_plan import TrainingPlan, count_usable, plan
 from tests.support.models.clip import captioned_shards, tiny_clip
 
 CPU = Where(device="cpu")
@@ -178,7 +178,7 @@ def test_a_learning_rate_that_is_never_reached_is_told_of(tmp_path: Path) -> Non
 # --- the folder ---
 
 
-def checkpoints(made: Plan, *names: str) -> None:
+def checkpoints(made: TrainingPlan, *names: str) -> None:
     (made.request.out / "checkpoints").mkdir(exist_ok=True)
     for name in names:
         with zipfile.ZipFile(made.request.out / "checkpoints" / name, "w") as file:

@@ -19,7 +19,7 @@ from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError, 
 from embq.sources.formats.tar import TarSource
 from embq.sources.reader_options import ReadOptions
 from embq.training.shards import conversion
-from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.conversion_plan import ConversionPlan, Layout, Pattern
 from embq.training.shards.listing import class_folders, known_classes, without_classes
 from embq.training.shards.lists import listed
 from embq.training.shards.pictures import Listing, notes
@@ -326,7 +326,7 @@ def test_a_pattern_that_gives_no_shards_is_refused(pattern: str, message: str) -
 def test_numbers_that_are_too_short_for_the_shards_are_refused(tree: Path, tmp_path: Path) -> None:
     layout = Layout(pattern=Pattern.parse(f"{tmp_path}/t%d.tar"), samples_per_shard=5, seed=0, metadata=True)
     with pytest.raises(UsageError, match="18 shards need numbers of 2 digits"):
-        Plan.make(classed(tree), layout)
+        ConversionPlan.make(classed(tree), layout)
 
 
 def test_shards_of_another_conversion_or_of_nobody_are_never_mixed_with(tree: Path, tmp_path: Path) -> None:

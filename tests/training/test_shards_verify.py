@@ -15,7 +15,7 @@ import pytest
 
 from embq.training.shards.processes import each
 from embq.training.shards.sizes import sizes_beside
-from embq.training.shards.verification import Report, verify
+from embq.training.shards.verification import ShardsReport, verify
 from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 
@@ -33,7 +33,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "shards"))
 
 
-def looked(folder: Path, *, processes: int = 1, **options: bool) -> Report:
+def looked(folder: Path, *, processes: int = 1, **options: bool) -> ShardsReport:
     return verify([str(folder)], processes=processes, **options)
 
 

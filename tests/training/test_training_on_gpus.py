@@ -19,8 +19,8 @@ import torch
 
 from embq.core.errors import ConfigError, UnwellError
 from embq.training.classify.config import Config
-from embq.training.classify.inputs import Plan
-from embq.training.classify.process_group import Member, membership
+from embq.training.classify.inputs import InputPlan
+from embq.training.classify.process_group import GroupMember, membership
 from embq.training.data.batch import Batch, View
 from embq.training.data.epochs import exact_epoch
 from embq.training.launch.member import attempt
@@ -75,10 +75,10 @@ def test_gpus_have_the_numbers_by_which_embq_names_them(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("device", "pinned"), [("cuda:1", True), ("cpu", False)])
 def test_only_for_a_gpu_samples_come_in_pinned_memory(device: str, pinned: bool) -> None:
-    plan = Plan(
+    plan = InputPlan(
         shards=Shards(urls=("s",), counts=None, digest=""), validation=None, classes=["a", "b"], epoch_samples=1
     )
-    member = Member(rank=0, world=1, device=torch.device(device))
+    member = GroupMember(rank=0, world=1, device=torch.device(device))
     assert plan.view(Config(shards="s", out="o"), member).pin_memory is pinned
 
 

@@ -16,7 +16,7 @@ from embq.core.units import Sample
 from embq.producer.model_args import asked_models, config_of
 from embq.worker.embedders.base import Embedder, Truncated
 from embq.worker.embedders.device.warm_up import warm_up
-from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
+from embq.worker.embedders.multi_model import MultiModelEmbedder, NamedEmbedder
 from embq.worker.embedders.registry import load
 from tests.contract.test_embedders import make_clip
 
@@ -30,20 +30,20 @@ def config(*texts: str, modalities: tuple[str, ...] = BOTH) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Member]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NamedEmbedder]:
     """Two small image and text models that see pictures of other sizes, one of texts, and a stub."""
     root = tmp_path_factory.mktemp("clips")
     small, large = make_clip(root / "small", seed=1, image_size=32), make_clip(root / "large", seed=2, image_size=64)
     named = [f"small=open_clip:local-dir:{small}", f"large=open_clip:local-dir:{large}", "mini=minilm", "stub=stub:8"]
     return {
-        member.name: Member(
+        member.name: NamedEmbedder(
             member, load(ModelConfig(spec=member.spec, modalities=member.modalities, precision="fp32"), "cpu")
         )
         for member in config(*named).members
     }
 
 
-def together(members: Iterable[Member]) -> MultiModelEmbedder:
+def together(members: Iterable[NamedEmbedder]) -> MultiModelEmbedder:
     chosen = list(members)
     return MultiModelEmbedder(
         chosen, ModelConfig.several([member.named for member in chosen], modalities=BOTH, precision="fp32")
@@ -100,7 +100,7 @@ def embedded(embedder: Embedder, samples: list[Sample]) -> dict[str, np.ndarray]
 
 
 def test_every_image_is_decoded_once_however_many_models_look_at_it(
-    alone: dict[str, Member], decodes: list[bytes]
+    alone: dict[str, NamedEmbedder], decodes: list[bytes]
 ) -> None:
     samples = samples_of(odd_pictures())
     together(alone.values()).prepare(samples)
@@ -113,7 +113,7 @@ def test_every_image_is_decoded_once_however_many_models_look_at_it(
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_every_model_gives_the_bits_that_it_gives_alone(alone: dict[str, Member], turn: int) -> None:
+def test_every_model_gives_the_bits_that_it_gives_alone(alone: dict[str, NamedEmbedder], turn: int) -> None:
     samples = samples_of(odd_pictures())
     members = list(alone.values())[::turn]
     found = embedded(together(members), samples)
@@ -125,7 +125,7 @@ def test_every_model_gives_the_bits_that_it_gives_alone(alone: dict[str, Member]
 
 
 def test_a_model_of_images_that_embeds_texts_alone_decodes_nothing(
-    alone: dict[str, Member], decodes: list[bytes]
+    alone: dict[str, NamedEmbedder], decodes: list[bytes]
 ) -> None:
     joint = load(config(alone["small"].named.spec, "other=stub:8", modalities=("text",)), "cpu")
     rows = embedded(joint, samples_of(odd_pictures()))
@@ -133,7 +133,9 @@ def test_a_model_of_images_that_embeds_texts_alone_decodes_nothing(
     assert decodes == []
 
 
-def test_a_sample_that_one_model_cannot_embed_is_one_failure_that_names_the_model(alone: dict[str, Member]) -> None:
+def test_a_sample_that_one_model_cannot_embed_is_one_failure_that_names_the_model(
+    alone: dict[str, NamedEmbedder],
+) -> None:
     joint = together([alone["mini"], alone["small"], alone["stub"]])
     whole = samples_of(odd_pictures())[0]
     answers = joint.prepare(
@@ -158,7 +160,7 @@ def test_a_sample_that_one_model_cannot_embed_is_one_failure_that_names_the_mode
     assert {name: len(rows) for name, rows in joint.embed(answers[-1:]).items()} == dict.fromkeys(joint.dims, 1)
 
 
-def test_a_text_that_one_model_cuts_off_is_told_of_once(alone: dict[str, Member]) -> None:
+def test_a_text_that_one_model_cuts_off_is_told_of_once(alone: dict[str, NamedEmbedder]) -> None:
     picture = next(odd_pictures())
     # 77 tokens are what the image and text model reads, 256 what minilm does.
     texts = ["a word", "word " * 120, "word " * 400]

@@ -15,8 +15,8 @@ import pytest
 from embq.app.bench import conduct, experiments
 from embq.app.bench.outcomes import (
     Condition,
+    ConditionOutcome,
     ExperimentResult,
-    Outcome,
     Replicate,
     WorkerShare,
     condition_figures,
@@ -34,7 +34,7 @@ from tests.support.fakes.nvml import Card, fake_nvml
 CORPUS = 20_648_877
 
 
-def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 100.0) -> Outcome:
+def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 100.0) -> ConditionOutcome:
     """An outcome in which every device did as much as every other."""
     worker_set = condition.worker_set
     shares = [
@@ -47,19 +47,19 @@ def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 
         Replicate(records=records, failures=0, seconds=records / rate, shares=tuple(shares), memory_mb=memory)
         for rate in rates
     ]
-    return Outcome(condition=condition, replicates=tuple(runs), load_s=0.5, device_names={})
+    return ConditionOutcome(condition=condition, replicates=tuple(runs), load_s=0.5, device_names={})
 
 
-def worker_outcomes(*rates: Sequence[float]) -> list[Outcome]:
+def worker_outcomes(*rates: Sequence[float]) -> list[ConditionOutcome]:
     conditions = experiments.worker_conditions(["cpu"], [1, 2, 4, 8][: len(rates)], 16)
     return [outcome(one, values) for one, values in zip(conditions, rates, strict=True)]
 
 
-def unit_outcomes(rates: dict[int, Sequence[float]]) -> list[Outcome]:
+def unit_outcomes(rates: dict[int, Sequence[float]]) -> list[ConditionOutcome]:
     return [outcome(one, rates[one.unit_size]) for one in experiments.unit_size_conditions(["cpu"], list(rates))]
 
 
-def fleet_outcomes(fast: float, slow: float, fleet: Sequence[float]) -> list[Outcome]:
+def fleet_outcomes(fast: float, slow: float, fleet: Sequence[float]) -> list[ConditionOutcome]:
     conditions = experiments.device_conditions(["sim:10", "sim:1", "sim:1"], 16)
     rates = [[fast * x for x in (0.99, 1.0, 1.01)], [slow * x for x in (0.99, 1.0, 1.01)], fleet]
     return [outcome(one, values) for one, values in zip(conditions, rates, strict=True)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embq.core.errors import OutputError
 from embq.core.rows.results import (
-    Result,
+    DecodedResult,
     ResultDecoder,
     clean_text,
     embedding_columns,
@@ -39,7 +39,7 @@ def encode(dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> b
     return encode_result(SAMPLES, vectors, FAILURES, row_schema(modalities, dims, RowSpec(dtype=dtype)))
 
 
-def decode(data: Any, dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> Result:
+def decode(data: Any, dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> DecodedResult:
     """Decode a result of a run whose vector lengths are not known yet."""
     schema = row_schema(modalities, dict.fromkeys(modalities, 9), RowSpec(dtype=dtype))
     return ResultDecoder(schema).decode(data)

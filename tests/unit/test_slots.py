@@ -15,7 +15,7 @@ from embq.core.errors import EmbqError, Exit
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.worker.meter.progress_board import ProgressBoard, Span
 from embq.worker.supervisor.devices import Gpu
-from embq.worker.supervisor.protocol import Report, WorkerOptions
+from embq.worker.supervisor.protocol import ReportPipe, WorkerOptions
 from embq.worker.supervisor.slot import Slot, _child_env
 from embq.worker.supervisor.supervisor import Supervisor
 from tests.support.fleet import fleet
@@ -68,7 +68,7 @@ def slot() -> Any:
     slot = Slot("cuda:1", L4)
     slot.report, write = os.pipe()
     os.set_blocking(slot.report, False)
-    yield slot, Report(write)
+    yield slot, ReportPipe(write)
     os.close(slot.report)
     os.close(write)
 

@@ -16,7 +16,7 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.app.verify.findings import KEPT, Findings
-from embq.app.verify.verification import Report, Stopwatch
+from embq.app.verify.verification import Stopwatch, VerificationReport
 from embq.core.errors import Exit, OutputError
 from embq.core.formats.base import vectors
 from embq.core.redaction import printable
@@ -101,7 +101,7 @@ def out(tmp_path: Path) -> Path:
     return build(tmp_path / "out", [texts(tmp_path)])
 
 
-def broken(report: Report) -> set[str]:
+def broken(report: VerificationReport) -> set[str]:
     """The invariants that a report names."""
     return {violation.invariant for violation in report.violations}
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from embq.app.verify.verification import Report
+from embq.app.verify.verification import VerificationReport
 from embq.core.rows.spec import FORMATS
 from embq.core.run.run_info import load_run
 from embq.core.units import Unit
@@ -50,11 +50,11 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def broken(report: Report) -> set[str]:
+def broken(report: VerificationReport) -> set[str]:
     return {violation.invariant for violation in report.violations}
 
 
-def said(report: Report) -> str:
+def said(report: VerificationReport) -> str:
     return " ".join(violation.message for violation in report.violations)
 
 

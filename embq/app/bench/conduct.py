@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from embq.app.bench.experiments import SIMULATED, STUB
-from embq.app.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures
+from embq.app.bench.outcomes import Condition, ConditionOutcome, ExperimentResult, condition_figures
 from embq.app.bench.services import Setup
 from embq.app.bench.texts import texts_for
 from embq.app.bench.trials import Progress, check_records, measure
@@ -63,7 +63,7 @@ def _default_model(devices: Sequence[str]) -> str:
 
 def conduct(
     conditions: Sequence[Condition],
-    result: Callable[[Sequence[Outcome], int | None], ExperimentResult],
+    result: Callable[[Sequence[ConditionOutcome], int | None], ExperimentResult],
     model: str,
     options: dict[str, Any],
 ) -> int:
@@ -146,7 +146,7 @@ def until_stopped() -> Callable[[], None]:
     return poll
 
 
-def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
+def _measured(conditions: Sequence[Condition], setup: Setup) -> list[ConditionOutcome]:
     check_stop = until_stopped()
     with ProgressLine(every_s=math.inf) as line:
         progress = Progress(line, len(conditions) * setup.replicates)

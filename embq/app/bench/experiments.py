@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from embq.app.bench.outcomes import (
     NO_DIFFERENCE,
     Condition,
+    ConditionOutcome,
     ExperimentResult,
     Fleet,
-    Outcome,
     WorkerSet,
     best_of,
     cost_of,
@@ -47,7 +47,7 @@ def worker_conditions(devices: Sequence[str], counts: Sequence[int], unit_size: 
     ]
 
 
-def worker_result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
+def worker_result(outcomes: Sequence[ConditionOutcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes; the first condition is the baseline."""
     first, *compared = outcomes
     fastest = best_of(outcomes)
@@ -78,7 +78,7 @@ def worker_result(outcomes: Sequence[Outcome], corpus: int | None) -> Experiment
     )
 
 
-def _gain(outcome: Outcome, first: Outcome) -> str:
+def _gain(outcome: ConditionOutcome, first: ConditionOutcome) -> str:
     """The speed and memory of some workers, compared with the baseline."""
     device = outcome.condition.worker_set.devices[0]
     note = "" if outcome.rate.differs(first.rate) else NO_DIFFERENCE
@@ -106,7 +106,7 @@ def device_conditions(devices: Sequence[str], unit_size: int) -> list[Condition]
     ]
 
 
-def device_result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
+def device_result(outcomes: Sequence[ConditionOutcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes."""
     fleet = Fleet.of(outcomes)
     lines = [(outcome.condition.name, outcome.rate, f"{outcome.busy.mean:.0%}") for outcome in outcomes]
@@ -166,7 +166,7 @@ def unit_size_conditions(devices: Sequence[str], sizes: Sequence[int]) -> list[C
     ]
 
 
-def unit_size_result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
+def unit_size_result(outcomes: Sequence[ConditionOutcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes."""
     best, smallest = best_of(outcomes), min(outcomes, key=lambda outcome: outcome.condition.unit_size)
     cost = cost_of(outcomes)

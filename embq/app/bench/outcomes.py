@@ -87,7 +87,7 @@ class Replicate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ConditionOutcome:
     """The measurements of one condition.
 
     Attributes:
@@ -125,12 +125,12 @@ class Outcome:
         return sum(share.tokens for share in shares) / rows if rows else None
 
 
-def best_of(outcomes: Sequence[Outcome]) -> Outcome:
+def best_of(outcomes: Sequence[ConditionOutcome]) -> ConditionOutcome:
     """The outcome with the highest mean rate."""
     return max(outcomes, key=lambda outcome: outcome.rate.mean)
 
 
-def cost_of(outcomes: Sequence[Outcome]) -> UnitCost | None:
+def cost_of(outcomes: Sequence[ConditionOutcome]) -> UnitCost | None:
     """The cost of a unit, fitted to outcomes with several unit sizes."""
     return unit_cost([(outcome.condition.unit_size, run.rate) for outcome in outcomes for run in outcome.replicates])
 
@@ -152,7 +152,7 @@ class Fleet:
     shares: tuple[Measured, ...]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Fleet:
+    def of(cls, outcomes: Sequence[ConditionOutcome]) -> Fleet:
         """The fleet of some outcomes: those of single devices, then that of all together."""
         *single, last = outcomes
         rows = [[share.rows for share in run.shares] for run in last.replicates]
@@ -192,14 +192,14 @@ class ExperimentResult:
     """
 
     name: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ConditionOutcome]
     columns: dict[str, list[str]]
     figures: dict[str, Any]
     findings: tuple[str, ...]
     title: str
 
 
-def condition_figures(outcome: Outcome, corpus: int | None) -> dict[str, Any]:
+def condition_figures(outcome: ConditionOutcome, corpus: int | None) -> dict[str, Any]:
     """The figures of one condition, JSON-ready."""
     runs, condition, memory, tokens = (
         outcome.replicates,
@@ -232,7 +232,7 @@ def days_column(corpus: int | None, rates: Sequence[Measured]) -> dict[str, list
     return {} if corpus is None else {f"days for {corpus:,}": [str(days_for(corpus, rate)) for rate in rates]}
 
 
-def days_sentences(outcome: Outcome, corpus: int | None) -> list[str]:
+def days_sentences(outcome: ConditionOutcome, corpus: int | None) -> list[str]:
     """The time for a corpus at the rate of one condition, as a sentence; none without a corpus."""
     if corpus is None:
         return []

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from embq.app.bench.outcomes import ExperimentResult, Fleet, Outcome, cost_of
+from embq.app.bench.outcomes import ConditionOutcome, ExperimentResult, Fleet, cost_of
 from embq.app.bench.statistics import Measured, number
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#767676"
@@ -48,7 +48,7 @@ def draw(result: ExperimentResult, *, model: str) -> bytes:
     return picture.getvalue()
 
 
-def _draw_workers(outcomes: Sequence[Outcome], speed: Axes, memory: Axes) -> None:
+def _draw_workers(outcomes: Sequence[ConditionOutcome], speed: Axes, memory: Axes) -> None:
     """Speed and memory against the number of workers, with the line of ideal scaling."""
     counts = [outcome.condition.worker_set.size for outcome in outcomes]
     rates = [outcome.rate for outcome in outcomes]
@@ -70,7 +70,7 @@ def _draw_workers(outcomes: Sequence[Outcome], speed: Axes, memory: Axes) -> Non
         axes.set_xlim(0, max(counts) * 1.08)
 
 
-def _draw_devices(outcomes: Sequence[Outcome], rates: Axes, shares: Axes) -> None:
+def _draw_devices(outcomes: Sequence[ConditionOutcome], rates: Axes, shares: Axes) -> None:
     """Bars of the rates alone, summed and together; and each device's share of the work beside that of the rates."""
     fleet = Fleet.of(outcomes)
     bars: dict[str, tuple[Measured, str]] = {}
@@ -108,7 +108,7 @@ def _draw_shares(fleet: Fleet, axes: Axes, width: float = 0.38) -> None:
     axes.legend(loc="upper right", frameon=False)
 
 
-def _draw_unit_sizes(outcomes: Sequence[Outcome], axes: Axes) -> None:
+def _draw_unit_sizes(outcomes: Sequence[ConditionOutcome], axes: Axes) -> None:
     """Speed against unit size on a logarithmic axis, with the fit."""
     rates = {outcome.condition.unit_size: outcome.rate for outcome in outcomes}
     least, most = min(rates), max(rates)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from embq.app.bench.outcomes import Condition, Outcome, Replicate, WorkerSet
+from embq.app.bench.outcomes import Condition, ConditionOutcome, Replicate, WorkerSet
 from embq.app.bench.services import Services, Setup, services
 from embq.core.errors import UsageError
 from embq.core.service.progress_line import ProgressLine, duration
@@ -32,7 +32,7 @@ def check_records(conditions: Sequence[Condition], setup: Setup) -> None:
 
 def measure(
     conditions: Sequence[Condition], setup: Setup, progress: Progress, poll: Callable[[], None]
-) -> list[Outcome]:
+) -> list[ConditionOutcome]:
     """The outcomes of all conditions, in their order.
 
     Args:
@@ -42,7 +42,7 @@ def measure(
     chance = random.Random(setup.seed)
     worker_sets = list(dict.fromkeys(condition.worker_set for condition in conditions))
     chance.shuffle(worker_sets)
-    measured: dict[Condition, Outcome] = {}
+    measured: dict[Condition, ConditionOutcome] = {}
     with tempfile.TemporaryDirectory(prefix="embq-bench-", ignore_cleanup_errors=True) as folder:
         for number, worker_set in enumerate(worker_sets):
             inside = Path(folder) / f"worker_set-{number}"
@@ -60,7 +60,7 @@ def _measure_set(
     folder: Path,
     progress: Progress,
     poll: Callable[[], None],
-) -> dict[Condition, Outcome]:
+) -> dict[Condition, ConditionOutcome]:
     progress.begins(f"loading the model into {worker_set.size} worker process{'es' if worker_set.size > 1 else ''}")
     with services(folder, worker_set, setup, poll) as private:
         progress.begins("warming up")
@@ -76,7 +76,7 @@ def _measure_set(
             runs[condition].append(private.measure(setup.records or count, unit_size=condition.unit_size))
             progress.ended(runs[condition][-1].rate)
     return {
-        condition: Outcome(
+        condition: ConditionOutcome(
             condition=condition,
             replicates=tuple(runs[condition]),
             load_s=max(float(beat.get("load_s", 0.0)) for beat in workers),

@@ -12,7 +12,7 @@ from embq.app.broker_admin import accounts
 from embq.app.cli.shared_options import required_url
 from embq.app.doctor.check import Check
 from embq.app.fleet.kubernetes import KubernetesLauncher
-from embq.app.fleet.launcher import Launcher, Member
+from embq.app.fleet.launcher import FleetMember, Launcher
 from embq.app.status.fleet import fleet_status
 from embq.core.errors import ConfigError, EmbqError, UsageError
 from embq.core.settings import Settings
@@ -109,7 +109,7 @@ class Fleet:
             )
         return list(names) or machines
 
-    def _members(self, arguments: Sequence[str], drain_s: float) -> list[Member]:
+    def _members(self, arguments: Sequence[str], drain_s: float) -> list[FleetMember]:
         """The named machines, each with a user that the broker knows."""
         if not self._machines:
             raise UsageError("nothing says how many machines are meant", next_step="--machines N")
@@ -120,12 +120,12 @@ class Fleet:
         accounts.reload(self._settings, self._secrets)
         return [self._member(machine, arguments, drain_s) for machine in self._machines]
 
-    def _member(self, machine: str, arguments: Sequence[str], drain_s: float) -> Member:
+    def _member(self, machine: str, arguments: Sequence[str], drain_s: float) -> FleetMember:
         user = self._prefix + machine
         parts = urlsplit(required_url(self._settings))
         url = urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
         authority = self._secrets / user / "ca.crt"
-        return Member(
+        return FleetMember(
             fleet=self.name,
             name=machine,
             url=url,

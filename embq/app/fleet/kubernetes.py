@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, rows_of
+from embq.app.fleet.launcher import GRACE_S, FleetMember, answer_in, called, late, rows_of
 from embq.core.process.children import MARK, python
 
 NEEDS = "install kubectl, and name the cluster with --kubectl 'kubectl --context NAME --namespace NAME'"
@@ -44,12 +44,12 @@ class KubernetesLauncher:
     gpus: int
     patch: Path | None
 
-    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+    def start(self, members: Sequence[FleetMember]) -> Iterable[Check]:
         """Apply the manifests; pods check themselves before their workers start."""
         self._called("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=self.manifests(members))
         return ()
 
-    def manifests(self, members: Sequence[Member]) -> str:
+    def manifests(self, members: Sequence[FleetMember]) -> str:
         """Secrets and Deployments as a stream of YAML, each in JSON; the Secrets hold passwords."""
         items = []
         for member in members:
@@ -95,7 +95,7 @@ class KubernetesLauncher:
         command = [*self.kubectl, *arguments]
         return called(command, needs=NEEDS, see="see `kubectl get events`, and --kubectl", stdin=stdin)
 
-    def _deployment(self, member: Member) -> Manifest:
+    def _deployment(self, member: FleetMember) -> Manifest:
         labels = self._metadata(member)["labels"]
         pod = {"metadata": {"labels": labels}, "spec": self._pod(member)}
         spec = {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": labels}, "template": pod}
@@ -106,11 +106,11 @@ class KubernetesLauncher:
         patched: Manifest = json.loads(self._called("patch", *options, stdin=json.dumps(deployment)))
         return patched
 
-    def _metadata(self, member: Member) -> Manifest:
+    def _metadata(self, member: FleetMember) -> Manifest:
         labels = {"app.kubernetes.io/name": "embq", "embq-fleet": self.fleet, "embq-machine": member.name}
         return {"name": f"embq-{member.name}", "labels": labels}
 
-    def _pod(self, member: Member) -> Manifest:
+    def _pod(self, member: FleetMember) -> Manifest:
         secret = {"secret": {"secretName": f"embq-{member.name}", "defaultMode": 0o440}}
         volumes: dict[str, tuple[str, Manifest]] = {
             "tmp": ("/tmp", {"emptyDir": {}}),

@@ -37,7 +37,7 @@ LOG_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class FleetMember:
     """A machine of a fleet, with what it needs to work.
 
     Attributes:
@@ -68,7 +68,7 @@ class Launcher(Protocol):
     A machine that fails is a failed row with its name; EmbqError is raised where the engine itself cannot be used.
     """
 
-    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+    def start(self, members: Sequence[FleetMember]) -> Iterable[Check]:
         """Check machines with `embq worker --check` and start workers on them, where none run; rows of those that fail.
 
         An engine with a queue may show failures later, in `states`.
@@ -106,7 +106,7 @@ class Answer:
     failed: Annotated[Sequence[FailedRow], Meta(max_length=100)] = ()
 
 
-Ask = Callable[[str, Member], Answer | Check]
+Ask = Callable[[str, FleetMember], Answer | Check]
 """Asks `embq.app.fleet.member` on a machine to do something: its answer, or a row that says why there is none."""
 
 
@@ -122,7 +122,7 @@ class AskingLauncher:
         self._request = request
         self._install = install
 
-    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+    def start(self, members: Sequence[FleetMember]) -> Iterable[Check]:
         """Check and start all machines side by side."""
         return self._all("start", members)
 
@@ -139,15 +139,15 @@ class AskingLauncher:
         """End the workers, and remove their files."""
         return self._all("remove", self._members(names))
 
-    def _members(self, names: Sequence[str], drain_s: float = 0.0) -> list[Member]:
-        return [Member(fleet=self._fleet, name=name, drain_s=drain_s) for name in names]
+    def _members(self, names: Sequence[str], drain_s: float = 0.0) -> list[FleetMember]:
+        return [FleetMember(fleet=self._fleet, name=name, drain_s=drain_s) for name in names]
 
-    def _all(self, action: str, members: Sequence[Member]) -> Iterator[Check]:
+    def _all(self, action: str, members: Sequence[FleetMember]) -> Iterator[Check]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for rows in pool.map(lambda member: self._rows(action, member), members):
                 yield from rows
 
-    def _rows(self, action: str, member: Member) -> list[Check]:
+    def _rows(self, action: str, member: FleetMember) -> list[Check]:
         answer = self._request(action, member)
         if isinstance(answer, Check):
             return [answer]

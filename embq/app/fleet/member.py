@@ -1,11 +1,10 @@
 """A machine's part of a fleet: `python -m embq.app.fleet.member start|run|state|drain|remove`.
 
-The order, a `Member` as lines of JSON, is read from standard input; the answer is a line after `MARK`. The secrets are
-kept in memory files of the worker (memfd_create(2)), which processes of the same user reach through /proc: nothing of
-them is written to a disk, and they end with the worker.
-
-`run` checks this machine and becomes the worker, for engines that keep processes themselves. For others `start` leaves
-the worker behind. It holds the lock on a file for as long as it lives, so no process id is mistaken for it.
+The order, a `FleetMember` as lines of JSON, is read from standard input; the answer is a line after `MARK`. The secrets
+are kept in memory files of the worker (memfd_create(2)), which processes of the same user reach through /proc: nothing
+of them is written to a disk, and they end with the worker. `run` checks this machine and becomes the worker, for
+engines that keep processes themselves. For others `start` leaves the worker behind. It holds the lock on a file for as
+long as it lives, so no process id is mistaken for it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import embq
-from embq.app.fleet.launcher import CHECK_S, GRACE_S, Member, log_end
+from embq.app.fleet.launcher import CHECK_S, GRACE_S, FleetMember, log_end
 from embq.core.errors import Exit
 from embq.core.process.children import MARK, python, run_python
 from embq.core.settings import child_environment, state_folder
@@ -35,7 +34,7 @@ Failed = list[dict[str, str]]
 """Rows with `name`, `detail` and `fix`."""
 
 
-def environment_of(member: Member) -> dict[str, str]:
+def environment_of(member: FleetMember) -> dict[str, str]:
     """The environment of the worker, with paths of this process's memory files for its secrets."""
     changes = {"EMBQ_BROKER_URL": member.url, "EMBQ_MACHINE": member.name}
     for variable, text in (("EMBQ_BROKER_PASSWORD_FILE", member.password), ("EMBQ_BROKER_CA", member.ca)):
@@ -46,7 +45,7 @@ def environment_of(member: Member) -> dict[str, str]:
     return child_environment(**changes)
 
 
-def check(member: Member) -> Failed:
+def check(member: FleetMember) -> Failed:
     """The failed rows of `embq worker --check`."""
     arguments = ("-m", "embq", "worker", "--check", "--json", *member.arguments)
     try:
@@ -59,7 +58,7 @@ def check(member: Member) -> Failed:
     return [{"name": "check", "detail": detail, "fix": "run `embq worker --check` there"}]
 
 
-def become_worker(member: Member) -> NoReturn:
+def become_worker(member: FleetMember) -> NoReturn:
     """Replace this process by the worker."""
     command = python("-m", "embq", "worker", *member.arguments)
     os.execve(command[0], command, environment_of(member))
@@ -87,7 +86,7 @@ class LeftWorker:
         member: the machine; what it does not need may be missing.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: FleetMember) -> None:
         self._member = member
         folder = fleet_folder(member.fleet)
         self._lock, self._log = (folder / f"{member.name}.{kind}" for kind in ("pid", "log"))
@@ -169,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
     order: dict[str, Any] = {}
     for line in sys.stdin:  # an engine may send what all machines share first
         order |= json.loads(line)
-    member = Member(**order)
+    member = FleetMember(**order)
     runs = arguments[0] == "run"
     failed = check(member) if runs else getattr(LeftWorker(member), arguments[0])()
     sys.stdout.write(f"{MARK}{json.dumps({'embq': embq.__version__, 'failed': failed})}\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import embq
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, Member, answer_in
+from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in
 from embq.app.fleet.ray_cluster import join, settle
 from embq.core.errors import ConfigError
 from embq.core.process.children import run_python
@@ -56,7 +56,7 @@ def ray_launcher(fleet: str, address: str, gpus: int) -> AskingLauncher:
         options = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": where}
         return ray.remote(Node).options(name=name, lifetime="detached", **options).remote()
 
-    def request(action: str, member: Member) -> Answer | Check:
+    def request(action: str, member: FleetMember) -> Answer | Check:
         name, limit_s = f"{fleet}.{member.name}", CHECK_S + member.drain_s
         answer = None
         try:

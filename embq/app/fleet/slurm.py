@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, log_end, rows_of
+from embq.app.fleet.launcher import GRACE_S, FleetMember, answer_in, called, late, log_end, rows_of
 from embq.app.fleet.member import fleet_folder, remove_files
 from embq.core.errors import UsageError
 from embq.core.process.children import python
@@ -57,7 +57,7 @@ class SlurmLauncher:
         self._options = options
         self._python = executable
 
-    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+    def start(self, members: Sequence[FleetMember]) -> Iterable[Check]:
         """Submit an array of those that have no job."""
         active = self._active([member.name for member in members])
         lines = {_index(member.name): _own(member) for member in members if member.name not in active}
@@ -134,7 +134,7 @@ def _called(command: Sequence[str], *, environment: Mapping[str, str] | None = N
     return called(command, needs=NEEDS, see="see `sinfo`, and --sbatch", environment=environment, stdin=stdin)
 
 
-def _own(member: Member) -> str:
+def _own(member: FleetMember) -> str:
     return json.dumps({"name": member.name, "url": member.url, "password": member.password})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import embq
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, Member, answer_in, output_of
+from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in, output_of
 from embq.core.errors import ConfigError, UsageError
 from embq.core.process.children import ending, python
 
@@ -83,7 +83,7 @@ def ssh_launcher(fleet: str, hosts: Mapping[str, str], ssh_command: Sequence[str
     def install(name: str) -> str:
         return f"ssh {hosts[name]} {executable} -m pip install 'embq[worker]=={embq.__version__}'"
 
-    def request(action: str, member: Member) -> Answer | Check:
+    def request(action: str, member: FleetMember) -> Answer | Check:
         name, host = member.name, hosts.get(member.name, "")
         if not host:
             return Check(name, "fail", "it is not in the file of hosts", "name all hosts of the fleet in --hosts")

@@ -51,7 +51,7 @@ HURRY_S = 1.5 * REPEAT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SessionOutcome:
     """End of a session: the last progress of the run, and whether it was stopped before its end.
 
     Attributes:
@@ -98,7 +98,7 @@ class Session:
     _loading_on: list[str] = field(default_factory=list, init=False)
     _cached: int = field(default_factory=cached_bytes, init=False)
 
-    def run(self) -> Outcome:
+    def run(self) -> SessionOutcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
         check_open_files()
         with ExitStack() as stack:
@@ -128,7 +128,7 @@ class Session:
                 measured_speeds.keep(client, self.info, self.layout.root, workers=int(self.choices.get("workers", 1)))
             if self.server is not None and ended.state == RunState.DONE:
                 self.server.stop(discard=True)  # the commit log holds all that a finished run needs
-            return Outcome(ended, interrupted, self.all_failed)
+            return SessionOutcome(ended, interrupted, self.all_failed)
 
     def _start_server(self, stack: ExitStack) -> str:
         server = EmbeddedServer(self.layout.broker)
@@ -245,7 +245,7 @@ def run_locally(
     quiet: bool,
     inputs: Sequence[str] = (),
     resumed: bool = False,
-) -> Outcome:
+) -> SessionOutcome:
     """Execute a planned run on this machine; returns at once if nothing is left to do.
 
     Args:
@@ -256,7 +256,7 @@ def run_locally(
     if initial.state == RunState.DONE:
         if not quiet:
             click.echo(folded(f"nothing is left to do: {root} holds the finished run {info.run}", err=True), err=True)
-        return Outcome(initial, False)
+        return SessionOutcome(initial, False)
     context = click.get_current_context(silent=True)
     if resumed and context is not None:
         worker_choices.recall(Layout(root), context, options)
@@ -310,7 +310,7 @@ def own_devices(selection: str) -> list[Device]:
     return list(described(find_devices(selection, visible), visible).values())
 
 
-def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
+def print_summary(outcome: SessionOutcome, root: Place, *, as_json: bool) -> int:
     """Print the summary of a run; returns the exit status."""
     progress = outcome.progress
     if as_json:

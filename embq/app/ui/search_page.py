@@ -40,7 +40,7 @@ MOST_HELD = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class ResultPage:
     """What the page shows below the query.
 
     Attributes:
@@ -80,7 +80,7 @@ class SearchPage:
 
     async def show(self, request: Request) -> Response:
         """The page with the results of the query in its address; for htmx the part that changes."""
-        part, row, results = request.headers.get("hx-target", ""), None, Results(rows=[], timing=[])
+        part, row, results = request.headers.get("hx-target", ""), None, ResultPage(rows=[], timing=[])
         try:
             state = SearchState.from_address(request.query_params)
             if (added := _added_condition(request)) is not None:
@@ -90,7 +90,7 @@ class SearchPage:
                 row = await self._row(index, state.row)
         except EmbqError as error:
             state, index = SearchState(), self._serving.indices.at("")
-            results = Results(rows=[], timing=[], error=error)
+            results = ResultPage(rows=[], timing=[], error=error)
         else:
             if index is not None and part != "row":
                 results = await self._results(state, index)
@@ -143,14 +143,14 @@ class SearchPage:
             ids = np.array([id_], np.int64)
             return (await anyio.to_thread.run_sync(partial(_rows, version, ids), limiter=version.turn))[0]
 
-    async def _results(self, state: SearchState, index: ServedIndex) -> Results:
+    async def _results(self, state: SearchState, index: ServedIndex) -> ResultPage:
         began = time.perf_counter()
         try:
             conditions = tuple(Condition.parse(text) for text in state.where)
             if not state.has_query and not conditions:
                 with index.use() as version:
                     rows = await anyio.to_thread.run_sync(partial(_first_rows, version), limiter=version.turn)
-                return Results(rows=[[row] for row in rows], timing=[])
+                return ResultPage(rows=[[row] for row in rows], timing=[])
             if not state.has_query:
                 raise InputError(
                     "conditions narrow a search, and there is nothing to search for",
@@ -158,7 +158,7 @@ class SearchPage:
                     next_step="type a text, drop an image, or choose a row as an example",
                 )
             if (state.text or state.image) and self._serving.models.state(index.version) == "loading":
-                return Results(rows=[], timing=[], waiting=True)
+                return ResultPage(rows=[], timing=[], waiting=True)
             query = Query(
                 text=state.text or None if not state.image else None,
                 image=self._images.find(state.image) if state.image else None,
@@ -173,10 +173,10 @@ class SearchPage:
             )
             answer = await self._serving.search.search(query)
         except EmbqError as error:
-            return Results(rows=[], timing=[], error=error)
+            return ResultPage(rows=[], timing=[], error=error)
         timing = [(name, answer.timing[field]) for field, name in TIMING if answer.timing[field]]
         rows = answer.results
-        return Results(
+        return ResultPage(
             rows=by_document(rows),
             timing=timing,
             total_ms=1000 * (time.perf_counter() - began),

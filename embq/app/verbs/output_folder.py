@@ -16,7 +16,7 @@ from embq.core.service.progress_line import size_text
 
 if TYPE_CHECKING:
     from embq.app.gc.collect import Collected
-    from embq.app.verify.verification import Mode, Readers, Report
+    from embq.app.verify.verification import Mode, Readers, VerificationReport
 
 SHOWN = 20
 """Most violations, and most files, that are printed; --json has up to 1,000 violations, and all files."""
@@ -67,11 +67,11 @@ def verify(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> i
     return Exit.DONE if report.ok else Exit.BAD_INPUT
 
 
-def _print_json(report: Report) -> None:
+def _print_json(report: VerificationReport) -> None:
     click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: VerificationReport) -> None:
     from embq.core.redaction import printable
 
     units = f"{report.units:,} of {report.units_total:,} committed"
@@ -99,7 +99,7 @@ def _print_report(report: Report) -> None:
         click.echo("ok")
 
 
-def _keys(report: Report) -> str:
+def _keys(report: VerificationReport) -> str:
     if report.mode == "quick":
         return "not compared with the inputs (--quick)"
     return f"{report.samples_checked:,} compared with a second reading of the inputs"

@@ -15,7 +15,7 @@ COLUMNS = ("document", "chunk", "chunks", "char_start", "char_end")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkRow:
     """One row of a chunked text, as stored."""
 
     key: str
@@ -31,10 +31,10 @@ class Documents:
     """The rows and failures of one unit, grouped by text."""
 
     def __init__(self, rows: pa.Table, failures: pa.Table) -> None:
-        self.parts: dict[int, list[Part]] = {}
+        self.parts: dict[int, list[ChunkRow]] = {}
         self.failed: dict[int, list[str]] = {}
         for ordinal, *values in zip(*_columns(rows), strict=True) if rows.num_rows else ():
-            self.parts.setdefault(ordinal, []).append(Part(*values))
+            self.parts.setdefault(ordinal, []).append(ChunkRow(*values))
         for ordinal, key in zip(*_pairs(failures), strict=True) if failures.num_rows else ():
             self.failed.setdefault(ordinal, []).append(key)
 
@@ -60,7 +60,7 @@ class Documents:
             return f"a row with the key {wrong.key!r} of {wrong.document!r}"
         return self._numbers(key, parts, failed) or ("" if text is None else self.content(text, parts, bool(failed)))
 
-    def _numbers(self, key: str, parts: Sequence[Part], failed: Sequence[str]) -> str:
+    def _numbers(self, key: str, parts: Sequence[ChunkRow], failed: Sequence[str]) -> str:
         """Check that chunk numbers are complete and unique; without a row their total is not known."""
         numbers = [part.chunk for part in parts]
         for name in failed:
@@ -74,7 +74,7 @@ class Documents:
             return f"chunks {_ranges(sorted(numbers))}, and its rows say that it has {totals}"
         return ""
 
-    def content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:
+    def content(self, text: str, parts: Sequence[ChunkRow], incomplete: bool) -> str:
         """Check that each chunk is the slice it states, with only white space in between."""
         end = 0
         for part in parts:

@@ -44,7 +44,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerificationReport:
     """The result of a verification.
 
     Attributes:
@@ -92,7 +92,7 @@ def verify(
     mode: Mode = "full",
     readers: Readers | None = None,
     on_record: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> VerificationReport:
     """Check an output folder.
 
     Args:
@@ -121,7 +121,7 @@ class Verification:
         self._empty_units = 0
         self._first_empty = ""
 
-    def run(self, readers: Readers | None, on_record: Callable[[int, int], None] | None) -> Report:
+    def run(self, readers: Readers | None, on_record: Callable[[int, int], None] | None) -> VerificationReport:
         """Check everything. Raises as `verify`."""
         layout, info, findings = self._layout, self._info, self._findings
         if readers is not None:
@@ -231,9 +231,9 @@ class Verification:
             if repeated := int((counts > 1).sum()):
                 self._findings.note(f"{repeated:,} keys stand for more than one row")
 
-    def _report(self, litter: list[str]) -> Report:
+    def _report(self, litter: list[str]) -> VerificationReport:
         records, findings = self._records, self._findings
-        return Report(
+        return VerificationReport(
             mode=self._mode,
             run=self._info.run,
             model=self._info.model.spec,

@@ -215,7 +215,7 @@ def is_announced(client: redis.Redis, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class UploadOutcome:
     """The outcome of an upload.
 
     Attributes:
@@ -237,7 +237,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State(Outcome):
+class State(UploadOutcome):
     """State of an upload, as its writer and its sender set it.
 
     Attributes:
@@ -300,13 +300,13 @@ class AddedUnits:
     added: int | None
 
 
-def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
+def outcome_of(client: redis.Redis, name: str) -> UploadOutcome | None:
     """The outcome of an upload, kept for a day; None before its end. `name` may also be the id of the run."""
     last = state(client, name)
     return last if last.end else None
 
 
-def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
+def finish(client: redis.Redis, name: str, run: str, end: UploadOutcome) -> None:
     """Record the outcome of an upload, also under the id of the run that was sent; remove the rest of it."""
     fields: dict[Any, Any] = {part: "" if value is None else str(value) for part, value in asdict(end).items()}
     with client.pipeline() as pipe:

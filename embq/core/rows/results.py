@@ -238,7 +238,7 @@ def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DecodedResult:
     """A decoded result: `rows` as a table of `row_schema`, `failures` as a table of `FAILURE_SCHEMA`."""
 
     rows: pa.Table
@@ -261,9 +261,9 @@ class ResultDecoder:
         self._rows = _TableReader(schema)
         self._failures = _TableReader(FAILURE_SCHEMA)
 
-    def decode(self, data: Any) -> Result:
+    def decode(self, data: Any) -> DecodedResult:
         """The result in a bytes-like object, without copying it; OutputError if it is not one."""
-        return Result(*_tables(data, self._rows, self._failures))
+        return DecodedResult(*_tables(data, self._rows, self._failures))
 
     def decode_failures(self, data: Any) -> pa.Table:
         """The failures of a result whose rows are elsewhere; OutputError as `decode`."""

@@ -23,7 +23,7 @@ from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_sam
 from embq.sources.decode import decode_file, decode_metadata
 from embq.sources.extensions import ALL, Extensions, extensions_of
 from embq.sources.formats.compressed import beginning, unpack_to_cut
-from embq.sources.formats.tar_headers import BLOCK, Archive, Member, parse_first_members, parse_members, walk
+from embq.sources.formats.tar_headers import BLOCK, Archive, TarMember, parse_first_members, parse_members, walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 
@@ -177,7 +177,7 @@ def _load(unit: Unit, on_progress: Moved) -> tuple[Memory, Archive]:
         return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong
 
 
-def unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, list[Member]]:
+def unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, list[TarMember]]:
     """A shard that is in memory, decompressed if it is compressed, and its members, all of them checked.
 
     Raises SourceError as `unpack` and `walk`, and `too_large` if all of it is more than a reader may hold.
@@ -243,7 +243,7 @@ def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, exte
     yield rest_of(unit, digest, message, start, stop)
 
 
-def _ended(archive: Archive, extensions: Extensions) -> list[Entry]:
+def _ended(archive: Archive, extensions: Extensions) -> list[TarSample]:
     """The samples in order, up to the first that may have had members at the damage or behind it.
 
     A sample has ended where the header of a member of another one follows, as for readers that group neighbours.
@@ -257,8 +257,8 @@ def _ended(archive: Archive, extensions: Extensions) -> list[Entry]:
     return list(takewhile(lambda entry: entry.key not in open_keys, entries))
 
 
-class Entry(NamedTuple):
-    """A sample before its bytes are looked at. A tuple for the same reason as `Member`.
+class TarSample(NamedTuple):
+    """A sample before its bytes are looked at. A tuple for the same reason as `TarMember`.
 
     Attributes:
         key: what its members have in common.
@@ -267,20 +267,20 @@ class Entry(NamedTuple):
     """
 
     key: str
-    parts: dict[str, Member]
-    again: Member | None
+    parts: dict[str, TarMember]
+    again: TarMember | None
 
 
-def group(members: list[Member], extensions: Extensions = ALL) -> list[Entry]:
+def group(members: list[TarMember], extensions: Extensions = ALL) -> list[TarSample]:
     """The samples that `members` make.
 
     The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes
     uncounted; so is every later text of a key that has no image. Other repetitions are ignored.
     """
     images, texts = frozenset(extensions.images), frozenset(extensions.texts)
-    entries: list[Entry] = []
+    entries: list[TarSample] = []
     texts_again = False
-    by_key: dict[str, Entry] = {}
+    by_key: dict[str, TarSample] = {}
     for member in members:
         key, _, extension = member.name.partition(".")
         if not key or not extension or "/" in extension or key[-1] == "/" or key[:2] == "__":  # as few names are
@@ -291,12 +291,12 @@ def group(members: list[Member], extensions: Extensions = ALL) -> list[Entry]:
             extension = extension.lower()
         entry = by_key.get(key)
         if entry is None:
-            entry = by_key[key] = Entry(key, {}, None)
+            entry = by_key[key] = TarSample(key, {}, None)
             entries.append(entry)
         if extension not in entry.parts:
             entry.parts[extension] = member
         elif extension in images or extension in texts:
-            entries.append(Entry(key, entry.parts, member))
+            entries.append(TarSample(key, entry.parts, member))
             texts_again = texts_again or extension in texts
     if texts_again:  # whether the key has an image is known only now
         return [entry for entry in entries if not _is_second_caption(entry, extensions)]
@@ -326,13 +326,15 @@ def split_name(name: str) -> tuple[str, str]:
     return name[: len(name) - len(extension) - 1], extension.lower()
 
 
-def _is_second_caption(entry: Entry, extensions: Extensions) -> bool:
+def _is_second_caption(entry: TarSample, extensions: Extensions) -> bool:
     if entry.again is None or split_name(entry.again.name)[1] not in extensions.texts:
         return False
     return any(extension in entry.parts for extension in extensions.images)
 
 
-def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryview, extensions: Extensions) -> Sample:
+def _sample(
+    ordinal: int, entry: TarSample, data: Memory, images: Memory | memoryview, extensions: Extensions
+) -> Sample:
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
@@ -355,11 +357,11 @@ def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryvie
     return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error, parts=present)
 
 
-def _content(member: Member, data: Memory) -> bytes:
+def _content(member: TarMember, data: Memory) -> bytes:
     return data[_place(member)]
 
 
-def _place(member: Member) -> slice:
+def _place(member: TarMember) -> slice:
     if not member.regular:
         raise SampleError(
             "unsupported_member", f"{member.name} at byte {member.at} is a link, a device or a sparse file"

@@ -41,7 +41,7 @@ _EXTENSIONS = b"xgLK"
 _GNU_NAME = {ord("L"): "path", ord("K"): "linkpath"}
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """One file of an archive. A tuple because a shard has ten thousands, and frozen dataclasses are built 3x slower.
 
     Attributes:
@@ -70,10 +70,10 @@ class Archive(NamedTuple):
         ended: the end-of-archive marker was reached: no member is missing.
     """
 
-    members: list[Member]
+    members: list[TarMember]
     at: int
     damage: SourceError | None
-    cut: Member | None
+    cut: TarMember | None
     ended: bool
 
 
@@ -86,7 +86,7 @@ class _DamageError(Exception):
         self.ended = ended
 
 
-def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
+def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[TarMember]:
     """All members of the archive `data` in order, without folders. `path` is named in errors.
 
     Args:
@@ -120,14 +120,14 @@ def walk(data: Memory, path: str, most: int = sys.maxsize) -> Archive:
     return Archive(members, at, error, cut, damage.ended)
 
 
-def parse_first_members(data: Memory) -> list[Member]:
+def parse_first_members(data: Memory) -> list[TarMember]:
     """The members that the first bytes of an archive hold as a whole."""
     return [member for member in _walk(data)[0] if member.stop <= len(data)]
 
 
-def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _DamageError | None]:
+def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[TarMember], int, _DamageError | None]:
     """The members, the byte at which the walk ended, and the damage there."""
-    members: list[Member] = []
+    members: list[TarMember] = []
     shared: dict[str, bytes] = {}  # PAX records of all members that follow
     pending: dict[str, bytes] = {}  # PAX records and GNU names of the next member
     at = 0
@@ -182,7 +182,7 @@ class _PlainMembers:
             self._numbers = (ctypes.c_int64 * (3 * _AT_ONCE))()
             self._names = ctypes.create_string_buffer(_NAME_BYTES * _AT_ONCE)
 
-    def read(self, at: int, members: list[Member], most: int) -> int:
+    def read(self, at: int, members: list[TarMember], most: int) -> int:
         """Append members from byte `at` on, `most` in all; returns the byte behind them."""
         if self._library is None:
             return at
@@ -194,7 +194,8 @@ class _PlainMembers:
             )
             numbers = iter(self._numbers[: 3 * count])
             names = ctypes.string_at(self._names, used.value).decode("utf-8", "surrogateescape").split("\0")
-            members += map(Member._make, zip(names, numbers, numbers, numbers, repeat(True)))  # ends with the numbers
+            # Ends with the numbers.
+            members += map(TarMember._make, zip(names, numbers, numbers, numbers, repeat(True)))
             if count < room:
                 break
         return after.value
@@ -227,7 +228,7 @@ def _check_header(header: bytes) -> None:
             raise _DamageError(f"not a tar header: its checksum is {total}, and it says {stored}")
 
 
-def _member(data: Memory, at: int, header: bytes, records: dict[str, bytes]) -> Member | None:
+def _member(data: Memory, at: int, header: bytes, records: dict[str, bytes]) -> TarMember | None:
     """The member of a header with its PAX `records`; None for a folder."""
     flag = header[156]
     start = at + BLOCK
@@ -247,7 +248,7 @@ def _member(data: Memory, at: int, header: bytes, records: dict[str, bytes]) -> 
         size = 0
     elif flag == _SPARSE:
         start = _skip_sparse_map(data, start, header)
-    return Member(name.decode("utf-8", "surrogateescape"), at, start, start + size, regular)
+    return TarMember(name.decode("utf-8", "surrogateescape"), at, start, start + size, regular)
 
 
 def _stored_name(header: bytes) -> bytes:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from embq.core.errors import InputError, OutputError
 from embq.core.storage.durable import drop, fsync_folder
 from embq.training.classify.config import Config, Resume, differences
-from embq.training.classify.inputs import Plan
+from embq.training.classify.inputs import InputPlan
 from embq.training.data.split import DEALING
 from embq.training.run.folder import RunFolder, replacing
 from embq.training.run.journal import Journal, lines
 
 if TYPE_CHECKING:
-    from embq.training.classify.process_group import Member
+    from embq.training.classify.process_group import GroupMember
     from embq.training.data.batch import Batch, EpochPosition, Failure
 
 FORMAT = "embq-classify-1"
@@ -185,7 +185,7 @@ class Record:
         self._journal.close()
 
 
-def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
+def key_journal(config: Config, folder: Folder, member: GroupMember, since: Moment) -> Journal | None:
     """The journal of --log-keys, without earlier lines of steps that are made again, in any process's file."""
     leftover = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
     for path in (folder.keys(member.rank), *leftover):
@@ -219,7 +219,7 @@ class Start:
     note: str
 
 
-def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> Start:
+def found_start(folder: Folder, config: Config, plan: InputPlan, member: GroupMember) -> Start:
     """Choose the newest checkpoint that all processes can resume from, and record the settings. Collective.
 
     Args:
@@ -258,7 +258,7 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     )
 
 
-def _check_same(folder: Folder, recorded: Mapping[str, Any], config: Config, plan: Plan) -> None:
+def _check_same(folder: Folder, recorded: Mapping[str, Any], config: Config, plan: InputPlan) -> None:
     differ = differences(recorded["config"], config)
     if recorded["digest"] != plan.shards.digest:
         differ.insert(0, f"shards {recorded['config']['shards']}, now {config.shards}")
@@ -273,7 +273,7 @@ def _check_same(folder: Folder, recorded: Mapping[str, Any], config: Config, pla
         )
 
 
-def _why_anew(recorded: Mapping[str, Any], config: Config, member: Member) -> str:
+def _why_anew(recorded: Mapping[str, Any], config: Config, member: GroupMember) -> str:
     """Reason to begin an interrupted epoch anew; "" if it can be resumed."""
     differ = differences(recorded["config"], config, Resume.EPOCH)
     if recorded["world"] != member.world:

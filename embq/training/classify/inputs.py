@@ -15,7 +15,7 @@ from embq.training.shards.shard_set import Shards, open_shards
 from embq.training.shards.sizes import CLASSES, classes_beside
 
 if TYPE_CHECKING:
-    from embq.training.classify.process_group import Member
+    from embq.training.classify.process_group import GroupMember
     from embq.training.data.batch import View
 
 
@@ -50,7 +50,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class InputPlan:
     """The input of a training.
 
     Attributes:
@@ -74,7 +74,7 @@ class Plan:
             epochs=config.epochs,
         )
 
-    def view(self, config: Config, member: Member) -> View:
+    def view(self, config: Config, member: GroupMember) -> View:
         """The part of the shards that a process reads, and how it reads it."""
         from embq.training.data.batch import View
 
@@ -91,11 +91,11 @@ class Plan:
         )
 
 
-def planned(config: Config) -> Plan:
+def planned(config: Config) -> InputPlan:
     """Find shards and classes; InputError or UsageError for what is missing or does not fit."""
     shards = open_shards(config.shards)
     classes = _classes(config.classes, shards, config.shards)
-    return Plan(
+    return InputPlan(
         shards=shards,
         validation=_validation(config, classes),
         classes=classes,
@@ -103,7 +103,7 @@ def planned(config: Config) -> Plan:
     )
 
 
-def check_spread(config: Config, plan: Plan, world: int) -> str:
+def check_spread(config: Config, plan: InputPlan, world: int) -> str:
     """A note on processes without shards in an exact epoch; "" if all have some."""
     readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
     if not config.splitshards or shards >= readers:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from embq.core.errors import ConfigError, DeviceFullError
 from embq.training.classify.config import Config
 from embq.training.classify.models import built, load_weights
-from embq.training.classify.process_group import Member, explained
+from embq.training.classify.process_group import GroupMember, explained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Learner:
     device: torch.device
 
     @classmethod
-    def around(cls, model: nn.Module, config: Config, precision: Precision, member: Member) -> Learner:
+    def around(cls, model: nn.Module, config: Config, precision: Precision, member: GroupMember) -> Learner:
         """A learner of a model on the CPU, which goes to the member's device and takes the weights of rank 0."""
         on_gpu = member.device.type == "cuda"
         if on_gpu:  # convolutions are fastest with channels last
@@ -154,7 +154,7 @@ class Learner:
 
 
 def prepared(
-    config: Config, classes: int, precision: Precision, member: Member, state: Mapping[str, Any] | None
+    config: Config, classes: int, precision: Precision, member: GroupMember, state: Mapping[str, Any] | None
 ) -> tuple[Learner, str]:
     """The learner with which a training begins or resumes, and a sentence about it. Collective.
 
@@ -198,7 +198,7 @@ def seed_step(*parts: int) -> None:
     torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
 
-def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
+def joined(learner: Learner, member: GroupMember) -> AbstractContextManager[object]:
     """Around the loop over an exact epoch: a process that ends early answers the collectives of the others.
 
     Within the block only the collectives of DDP's forward and backward passes are allowed. `Join` gives such a process
@@ -209,7 +209,7 @@ def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
     return Join([learner.trained])  # type: ignore[list-item]
 
 
-def agree(learner: Learner, member: Member, steps: int) -> int:
+def agree(learner: Learner, member: GroupMember, steps: int) -> int:
     """Give all processes the optimiser of the one that made most steps, and return its steps.
 
     Without it a process with fewer steps keeps another momentum, and its weights move away from those of the others
@@ -226,7 +226,7 @@ def agree(learner: Learner, member: Member, steps: int) -> int:
     return int(most)
 
 
-def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
+def share_optimizer(learner: Learner, member: GroupMember, *, source: int) -> None:
     """Give all processes the momentum and the loss scale of one."""
     if member.world == 1:
         return
@@ -246,7 +246,7 @@ def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
     learner.scaler.load_state_dict(member.from_rank(source, learner.scaler.state_dict()))
 
 
-def share_buffers(learner: Learner, member: Member) -> None:
+def share_buffers(learner: Learner, member: GroupMember) -> None:
     """Give all processes the running statistics of rank 0. DDP does so before each step, not after the last one."""
     if member.world == 1:
         return

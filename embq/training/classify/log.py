@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embq.core.service.progress_line import ProgressLine, duration
 from embq.training.classify.checkpoint import Folder, Moment
 from embq.training.classify.inputs import Schedule
-from embq.training.classify.process_group import Member
+from embq.training.classify.process_group import GroupMember
 from embq.training.classify.validation import Measured
 from embq.training.run.journal import Journal
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Meter:
+class StepMeter:
     """Sums over steps of one process, without waiting for the device.
 
     Attributes:
@@ -70,7 +70,7 @@ class Meter:
         return asdict(replace(self, loss=float(self.loss), right=int(self.right)))
 
 
-class Log:
+class TrainingLog:
     """The log of a training. Loss and accuracy of steps are those of the leading process's own batches.
 
     Args:
@@ -80,7 +80,7 @@ class Log:
         since: first step that is made; lines of it and of later ones are removed.
     """
 
-    def __init__(self, folder: Folder, member: Member, schedule: Schedule, since: Moment) -> None:
+    def __init__(self, folder: Folder, member: GroupMember, schedule: Schedule, since: Moment) -> None:
         self._journal = Journal(folder.log)
         self._journal.cut(since.epoch, since.step)
         self._member, self._schedule = member, schedule
@@ -92,7 +92,7 @@ class Log:
         """Print a sentence."""
         self._line.say(text)
 
-    def train(self, moment: Moment, meter: Meter, lr: float) -> None:
+    def train(self, moment: Moment, meter: StepMeter, lr: float) -> None:
         """A line for the steps up to this one."""
         self._steps += meter.steps
         self._steps_s += meter.batch_s

@@ -22,7 +22,7 @@ from embq.core.service.stopping import StopFlag
 from embq.training.classify.checkpoint import Folder, Moment, Record, found_start, key_journal, save
 from embq.training.classify.config import Config
 from embq.training.classify.failures import FailureList
-from embq.training.classify.inputs import Plan, check_spread, planned
+from embq.training.classify.inputs import InputPlan, check_spread, planned
 from embq.training.classify.learner import (
     Precision,
     agree,
@@ -32,11 +32,11 @@ from embq.training.classify.learner import (
     seed_step,
     share_buffers,
 )
-from embq.training.classify.log import Log, Meter
+from embq.training.classify.log import StepMeter, TrainingLog
 from embq.training.classify.models import full_name
-from embq.training.classify.process_group import Member, membership
+from embq.training.classify.process_group import GroupMember, membership
 from embq.training.classify.process_group import explained as peer_errors
-from embq.training.classify.report import Report, report_of, write_model
+from embq.training.classify.report import TrainingReport, report_of, write_model
 from embq.training.classify.validation import measured
 from embq.training.data.batch import Batch
 from embq.training.data.epochs import exact_epoch, resampled_epoch, validation_samples
@@ -51,7 +51,7 @@ class Stopped(KeyboardInterrupt):
         self.moment = moment
 
 
-def train(config: Config) -> Report | None:
+def train(config: Config) -> TrainingReport | None:
     """Train, or resume a training. Every process calls this; the one that leads gets the report.
 
     Raises Stopped after SIGTERM or SIGINT, when a checkpoint is written; InputError, ModelError and ConfigError for
@@ -105,7 +105,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, plan: Plan, folder: Folder, member: Member, precision: Precision, stop: StopFlag
+        self, config: Config, plan: InputPlan, folder: Folder, member: GroupMember, precision: Precision, stop: StopFlag
     ) -> None:
         self.config, self.plan, self.folder, self.member = config, plan, folder, member
         self.start = found_start(folder, config, plan, member)
@@ -115,12 +115,12 @@ class Trainer:
         since, state = self.start.moment, self.start.state
         self.record = Record(folder.taken(member.rank), since)
         self.keys = key_journal(config, folder, member, since)
-        self.log = Log(folder, member, self.schedule, since) if member.leads else None
+        self.log = TrainingLog(folder, member, self.schedule, since) if member.leads else None
         self.failures = FailureList(folder.failures, config.max_failures)
-        self.meter = Meter()
+        self.meter = StepMeter()
         self.samples = 0
         if state is not None:
-            self.meter = Meter(**state["meter"])
+            self.meter = StepMeter(**state["meter"])
             self.samples = state["samples"]
         self._stop = stop
         self._saved_at = time.monotonic()
@@ -253,7 +253,7 @@ class Trainer:
             )
         if self.log is not None:
             self.log.train(end, self.meter, lr)
-        self.meter = Meter()
+        self.meter = StepMeter()
 
     def _check_failures(self) -> None:
         """InputError as soon as this process alone has more failures than the epoch may have."""

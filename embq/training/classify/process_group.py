@@ -26,7 +26,7 @@ _PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class GroupMember:
     """This process among those of the training.
 
     Attributes:
@@ -80,7 +80,7 @@ class Member:
 
 
 @contextmanager
-def membership(device: str) -> Iterator[Member]:
+def membership(device: str) -> Iterator[GroupMember]:
     """This process in a process group, which is destroyed after the block.
 
     A group that exists already, as under Ray, is used and left as it is. The place in the group comes from RANK,
@@ -91,7 +91,7 @@ def membership(device: str) -> Iterator[Member]:
     )
     place = _device(device, local)
     creates = world > 1 and not dist.is_initialized()
-    member = Member(rank=rank, world=world, device=place)
+    member = GroupMember(rank=rank, world=world, device=place)
     if creates:
         with explained(member):
             _meet(member)
@@ -106,7 +106,7 @@ def membership(device: str) -> Iterator[Member]:
             dist.destroy_process_group()
 
 
-def _meet(member: Member) -> None:
+def _meet(member: GroupMember) -> None:
     """Initialise the process group.
 
     torchrun 2.15 gives restarted processes the store of the attempt before, with the addresses of processes that have
@@ -166,7 +166,7 @@ def _device(kind: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def explained(member: Member) -> Iterator[None]:
+def explained(member: GroupMember) -> Iterator[None]:
     """Translate what a collective raises when another process is gone."""
     try:
         yield
@@ -178,7 +178,7 @@ def explained(member: Member) -> Iterator[None]:
         raise peer_gone(member, error) from error
 
 
-def peer_gone(member: Member, error: Exception) -> EmbqError:
+def peer_gone(member: GroupMember, error: Exception) -> EmbqError:
     """The error of a process whose peer has ended or hangs."""
     first = _PLACE.sub("", (str(error).strip() or type(error).__name__).splitlines()[0]).partition(". This")[0]
     return UnwellError(

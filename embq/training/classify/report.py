@@ -14,7 +14,7 @@ from embq.core.benchmark_record import table
 from embq.core.service.progress_line import duration
 from embq.training.classify.checkpoint import FORMAT, Folder
 from embq.training.classify.config import Config
-from embq.training.classify.inputs import Plan
+from embq.training.classify.inputs import InputPlan
 from embq.training.data.batch import View
 from embq.training.data.images import SHOWN
 from embq.training.run.folder import replacing, save_weights, write_json, writing
@@ -24,7 +24,7 @@ SHOWN_EPOCHS = 10
 """Last epochs in the table."""
 
 
-def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: nn.Module, samples: int) -> None:
+def write_model(folder: Folder, config: Config, plan: InputPlan, view: View, model: nn.Module, samples: int) -> None:
     """Write model.safetensors, model.json and, if matplotlib is installed, curve.png.
 
     Args:
@@ -37,7 +37,7 @@ def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: n
         draw(folder.log, folder.curve)
 
 
-def _description(config: Config, plan: Plan, view: View, samples: int) -> dict[str, Any]:
+def _description(config: Config, plan: InputPlan, view: View, samples: int) -> dict[str, Any]:
     """Facts for building the model again, and for preparing its input."""
     return {
         "format": FORMAT,
@@ -158,7 +158,7 @@ class EpochRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrainingReport:
     """A finished training.
 
     Attributes:
@@ -188,12 +188,12 @@ class Report:
         return f"{table(list(rows[0]), [list(row.values()) for row in rows])}\n{text}"
 
 
-def report_of(folder: Folder, arch: str, processes: int, samples: int, failed: int) -> Report:
-    """The report of a finished training, with the epochs of its log; other arguments as in `Report`."""
+def report_of(folder: Folder, arch: str, processes: int, samples: int, failed: int) -> TrainingReport:
+    """The report of a finished training, with the epochs of its log; other arguments as in `TrainingReport`."""
     by_epoch: dict[int, dict[str, dict[str, Any]]] = {}
     for line in lines(folder.log):
         by_epoch.setdefault(line["epoch"], {})[line["kind"]] = line
-    return Report(
+    return TrainingReport(
         out=str(folder.root),
         arch=arch,
         processes=processes,

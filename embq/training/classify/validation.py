@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from embq.core.errors import InputError
 from embq.training.classify.learner import Learner
-from embq.training.classify.process_group import Member
+from embq.training.classify.process_group import GroupMember
 from embq.training.data.batch import Batch, Failure
 
 
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measured(
-    learner: Learner, member: Member, batches: Iterable[Batch], progress: Callable[[int], None] | None = None
+    learner: Learner, member: GroupMember, batches: Iterable[Batch], progress: Callable[[int], None] | None = None
 ) -> Measured:
     """Measure a model on this process's batches, and sum over all processes. Collective.
 

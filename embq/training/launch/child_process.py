@@ -15,7 +15,7 @@ from typing import TextIO
 from embq.core.process.children import kill_group, start
 from embq.core.service.stopping import StopFlag
 from embq.core.settings import child_environment
-from embq.training.launch.outcomes import OUTCOMES, Outcome
+from embq.training.launch.outcomes import OUTCOMES, ProcessOutcome
 from embq.training.run.scratch import scratch
 
 GRACE_S = 40.0
@@ -31,7 +31,7 @@ def run_with_outcomes(
     environment: Mapping[str, str],
     output: TextIO | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> tuple[list[Outcome], int]:
+) -> tuple[list[ProcessOutcome], int]:
     """Run a command of `MEMBER` processes; returns their outcomes, and its exit status, 128 + N after signal N.
 
     It leads a process group. SIGINT and SIGTERM reach the group as SIGTERM, and it is killed after `GRACE_S` or at the
@@ -67,7 +67,7 @@ def run_with_outcomes(
         process.wait()
     if flag() and process.returncode:
         raise KeyboardInterrupt
-    return Outcome.read(folder), process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return ProcessOutcome.read(folder), process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 @contextmanager

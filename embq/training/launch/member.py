@@ -18,30 +18,32 @@ from embq.app.cli.entry_point import show_error
 from embq.core.errors import EmbqError, Exit
 from embq.core.process.children import die_with_parent
 from embq.core.redaction import masked
-from embq.training.launch.outcomes import ENDED_WELL, OUTCOMES, Outcome
+from embq.training.launch.outcomes import ENDED_WELL, OUTCOMES, ProcessOutcome
 from embq.training.launch.torchrun import LOOPBACK, stay_on_loopback
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Set in the environment of torchrun's workers only."""
 
 
-def attempt(module: str, arguments: Sequence[str], rank: int) -> Outcome:
+def attempt(module: str, arguments: Sequence[str], rank: int) -> ProcessOutcome:
     """Run a module's `main`; every way in which it can end becomes an outcome."""
     # Number GPUs as nvidia-smi and `embq.worker.supervisor.devices` do. By itself CUDA puts the fastest first.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         main: Callable[[Sequence[str]], int] = importlib.import_module(f"{module}.__main__").main
-        return Outcome(rank=rank, status=int(main(arguments) or 0))
+        return ProcessOutcome(rank=rank, status=int(main(arguments) or 0))
     except EmbqError as error:
-        return Outcome.of(rank, error)
+        return ProcessOutcome.of(rank, error)
     except SystemExit as end:
         text = "" if end.code is None or isinstance(end.code, int) else str(end.code)
-        return Outcome(rank=rank, status=1 if text else int(end.code or 0), message=masked(text))
+        return ProcessOutcome(rank=rank, status=1 if text else int(end.code or 0), message=masked(text))
     except KeyboardInterrupt:
-        return Outcome(rank=rank, status=Exit.INTERRUPTED)
+        return ProcessOutcome(rank=rank, status=Exit.INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         text = masked(f"{type(error).__name__}: {error}")
-        return Outcome(rank=rank, status=Exit.BUG, code="bug", message=text, traceback=masked(traceback.format_exc()))
+        return ProcessOutcome(
+            rank=rank, status=Exit.BUG, code="bug", message=text, traceback=masked(traceback.format_exc())
+        )
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -78,7 +80,7 @@ def run_module(module: str) -> NoReturn:
     _end(attempt(module, sys.argv[1:], int(os.environ.get("RANK", "0"))))
 
 
-def _end(outcome: Outcome) -> NoReturn:
+def _end(outcome: ProcessOutcome) -> NoReturn:
     if outcome.traceback:
         sys.stderr.write(outcome.traceback)
     elif outcome.message:

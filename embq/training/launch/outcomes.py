@@ -28,7 +28,7 @@ ENDED_WELL = (Exit.DONE, Exit.SOME_FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ProcessOutcome:
     """The end of one process.
 
     Attributes:
@@ -52,7 +52,7 @@ class Outcome:
     at: float = field(default_factory=time.time)
 
     @classmethod
-    def of(cls, rank: int, error: EmbqError) -> Outcome:
+    def of(cls, rank: int, error: EmbqError) -> ProcessOutcome:
         """The outcome of a process that raised one of embq's errors."""
         status, code = int(error.exit_code), error.code
         return cls(rank=rank, status=status, code=code, message=error.message, next_step=error.next_step)
@@ -80,13 +80,13 @@ class Outcome:
         temporary.rename(folder / f"rank{self.rank}.json")
 
     @classmethod
-    def read(cls, folder: Path) -> list[Outcome]:
+    def read(cls, folder: Path) -> list[ProcessOutcome]:
         """The outcomes of this host's processes, by rank."""
         outcomes = [cls(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
         return sorted(outcomes, key=lambda outcome: outcome.rank)
 
 
-def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
+def cause(outcomes: Sequence[ProcessOutcome]) -> ProcessOutcome | None:
     """The failure from which the others followed; None if nothing failed.
 
     That is the first one. Errors that a user can understand come before tracebacks, because a process that loses its
@@ -96,7 +96,7 @@ def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(failed, key=lambda end: (end.follows + end.was_asked, end.status == Exit.BUG, end.at), default=None)
 
 
-def verdict(outcomes: Sequence[Outcome], status: int) -> int:
+def verdict(outcomes: Sequence[ProcessOutcome], status: int) -> int:
     """The exit status of a finished training; otherwise raises the error that explains its end.
 
     Args:

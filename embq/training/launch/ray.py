@@ -35,7 +35,7 @@ from embq.core.settings import Settings
 from embq.training.launch.child_process import stop_requests
 from embq.training.launch.launch_options import Where, passed_on
 from embq.training.launch.member import attempt
-from embq.training.launch.outcomes import ENDED_WELL, Outcome, cause, report_file, verdict
+from embq.training.launch.outcomes import ENDED_WELL, ProcessOutcome, cause, report_file, verdict
 from embq.training.run.scratch import scratch
 
 COLLECTIVE_S = 300
@@ -137,14 +137,14 @@ def _fit(job: dict[str, Any], workers: int, where: Where, results: TextIO) -> in
             return _after(error)
     returned = result.return_value
     results.write(returned["printed"])
-    return verdict([Outcome(**returned["outcome"])], Exit.DONE)
+    return verdict([ProcessOutcome(**returned["outcome"])], Exit.DONE)
 
 
 def _after(error: Exception) -> int:
     """The verdict on a training that Ray has ended, from the outcomes of its workers."""
     failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
     texts = {text for failure in (*failures.values(), str(error)) for text in _FAILED.findall(failure)}
-    outcomes = [Outcome(**json.loads(text)) for text in texts]
+    outcomes = [ProcessOutcome(**json.loads(text)) for text in texts]
     explanation = cause(outcomes)
     silent = [rank for rank, failure in failures.items() if not _FAILED.search(failure)]
     if silent and (explanation is None or explanation.follows):
@@ -194,7 +194,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     try:
         _enter(job)
     except EmbqError as error:
-        outcome = Outcome.of(rank, error)
+        outcome = ProcessOutcome.of(rank, error)
     else:
         share_cores(context.get_local_world_size(), job["threads"])
         with redirect_stdout(printed):

@@ -17,7 +17,7 @@ from embq.app.fleet.ssh import FAILED, away
 from embq.core.errors import AwayError, ConfigError, Exit
 from embq.core.process.children import MARK, kill, start
 from embq.training.launch.child_process import GRACE_S, LOOK_S, stop_requests
-from embq.training.launch.outcomes import Outcome, by_signal, cause, verdict
+from embq.training.launch.outcomes import ProcessOutcome, by_signal, cause, verdict
 from embq.training.launch.ssh_host import BEAT_S, HostReport, Question, from_json
 
 ANSWER_S = 60.0
@@ -43,7 +43,7 @@ class HostConnection:
     def __init__(self, host: str, command: Sequence[str], screen: threading.Lock, *, prefix: str) -> None:
         self.host = host
         self.status: int | None = None
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ProcessOutcome] = []
         self.ended_at = 0.0
         self._command = command
         self._screen = screen
@@ -130,7 +130,7 @@ class HostConnection:
             self._wait()
             while (report := self._answers.get()) is not None:
                 if "status" in report:
-                    self.outcomes = [Outcome(**outcome) for outcome in report["outcomes"]]
+                    self.outcomes = [ProcessOutcome(**outcome) for outcome in report["outcomes"]]
                     self.status = report["status"]
             self.ended_at = time.monotonic()
         return bool(self.ended_at)

@@ -35,7 +35,7 @@ from embq.core.service.stopping import REPEAT_S
 from embq.core.settings import Settings
 from embq.training.launch.child_process import outcome_folder, run_with_outcomes
 from embq.training.launch.devices import gpu_count
-from embq.training.launch.outcomes import Outcome, verdict
+from embq.training.launch.outcomes import ProcessOutcome, verdict
 from embq.training.shards.names import expand
 
 STDIN, STDOUT = 0, 1
@@ -229,7 +229,7 @@ def _answer(content: Mapping[str, Any]) -> None:
 
 def _trained(
     command: Sequence[str], environment: Mapping[str, str], silence_s: float | None
-) -> tuple[list[Outcome], int]:
+) -> tuple[list[ProcessOutcome], int]:
     """Run torchrun until it or the connection ends; returns the outcomes of its processes, and its status.
 
     Args:
@@ -240,10 +240,10 @@ def _trained(
         try:
             return run_with_outcomes(command, folder, environment)
         except KeyboardInterrupt:
-            return Outcome.read(folder), int(Exit.INTERRUPTED)
+            return ProcessOutcome.read(folder), int(Exit.INTERRUPTED)
 
 
-def _ended(outcomes: Sequence[Outcome], status: int) -> int:
+def _ended(outcomes: Sequence[ProcessOutcome], status: int) -> int:
     """Print the error of a training; returns its exit status."""
     from embq.app.cli.entry_point import show_error
 

@@ -26,7 +26,7 @@ from embq.app.fleet.slurm import srun
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON, python
 from embq.core.redaction import masked
-from embq.training.launch.outcomes import OUTCOMES, Outcome, killed
+from embq.training.launch.outcomes import OUTCOMES, ProcessOutcome, killed
 
 MODULE = "embq.training.launch.torchrun"
 LOOPBACK = "127.0.0.1"
@@ -166,14 +166,14 @@ def main(arguments: Sequence[str]) -> int:
         ended = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
         host = socket.getfqdn()
         outcomes = [
-            Outcome.of(rank, killed(f"process {rank} on {host}", f"the memory of {host}", number))
+            ProcessOutcome.of(rank, killed(f"process {rank} on {host}", f"the memory of {host}", number))
             for rank, number in ended.items()
         ]
     except Exception as error:
         if folder is None:
             raise
         text, trace = masked(f"{type(error).__name__}: {error}"), masked(traceback.format_exc())
-        outcomes = [Outcome(rank=-1, status=Exit.BUG, code="launch", message=text, traceback=trace)]
+        outcomes = [ProcessOutcome(rank=-1, status=Exit.BUG, code="launch", message=text, traceback=trace)]
     if folder is not None:
         for outcome in outcomes:
             outcome.write(folder)

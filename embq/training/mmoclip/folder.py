@@ -10,7 +10,7 @@ from typing import Any
 
 from embq.core.errors import InputError
 from embq.training.openclip import log
-from embq.training.openclip.log import Log
+from embq.training.openclip.log import OpenClipLog
 
 LOG = "out.log"
 PARAMS = "params.txt"
@@ -22,7 +22,7 @@ LAUNCH = "launch.json"
 class Training:
     """One training, as its folder has it."""
 
-    log: Log
+    log: OpenClipLog
     params: Mapping[str, str] = field(default_factory=dict)
     """The lines of `params.txt`; empty if it is not there."""
     launch: Mapping[str, Any] = field(default_factory=dict)

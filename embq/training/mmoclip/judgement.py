@@ -12,7 +12,7 @@ from typing import Any
 from embq.core.errors import Exit
 from embq.training.mmoclip import required
 from embq.training.mmoclip.folder import Training
-from embq.training.openclip.log import Iteration, Log
+from embq.training.openclip.log import Iteration, OpenClipLog
 
 LOSS_TOLERANCE = 0.05
 """Between neighbours in bf16, at a loss of 9.7, lie 0.06; half as many processes are 0.69 less."""
@@ -57,7 +57,7 @@ def _other_figures(training: Training) -> list[str]:
     return reasons or _other_loss(log, settings)
 
 
-def _other_loss(log: Log, settings: Mapping[str, str]) -> list[str]:
+def _other_loss(log: OpenClipLog, settings: Mapping[str, str]) -> list[str]:
     """A loss that contradicts the global batch: with one pair repeated, it is ln(global batch)."""
     if broken := [line.at for line in log.iterations if line.loss is not None and not math.isfinite(line.loss)]:
         return [f"the loss is no number from line {broken[0]} on: the training broke"]

@@ -80,7 +80,7 @@ class BenchmarkRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """A training before its start."""
 
     request: BenchmarkRequest
@@ -130,7 +130,7 @@ def new_place(out: Path) -> Path:
     return next(out / name for name in names if not (out / name).exists()).absolute()
 
 
-def plan(request: BenchmarkRequest, processes: int, place: Path) -> Plan:
+def plan(request: BenchmarkRequest, processes: int, place: Path) -> LaunchPlan:
     """Plan the training that was asked for.
 
     Args:
@@ -157,7 +157,7 @@ def plan(request: BenchmarkRequest, processes: int, place: Path) -> Plan:
     if request.device == "cpu" and launcher != "srun" and not os.environ.get("OMP_NUM_THREADS"):
         # In a series each process has as many threads as in the largest training.
         environment |= threads_of(request.processes or processes, cores())
-    planned = Plan(
+    planned = LaunchPlan(
         request=request,
         place=place,
         launcher=launcher,

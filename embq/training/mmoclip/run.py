@@ -14,10 +14,10 @@ from embq.core.errors import InputError, OutputError
 from embq.core.service.progress_line import ProgressLine, duration, size_text
 from embq.core.settings import Settings
 from embq.training.launch.child_process import run_with_outcomes
-from embq.training.launch.outcomes import Outcome, by_signal, cause
+from embq.training.launch.outcomes import ProcessOutcome, by_signal, cause
 from embq.training.mmoclip import folder, required
 from embq.training.mmoclip.judgement import Judgement, judge
-from embq.training.mmoclip.launch_plan import Plan
+from embq.training.mmoclip.launch_plan import LaunchPlan
 from embq.training.openclip import log
 from embq.training.run.scratch import scratch
 
@@ -79,7 +79,7 @@ CHECKPOINT_BYTES = 5_200_000_000
 """open_clip writes one at the end: ViT-L-14's 428 million weights and two moments of each, in fp32."""
 
 
-def run(plan: Plan) -> Judgement | None:
+def run(plan: LaunchPlan) -> Judgement | None:
     """Train, and write the judgement to the training's folder, with a plot if there is an iteration.
 
     None if the training ended well and another node has the log: that of the first process of all.
@@ -124,7 +124,7 @@ def keep(judgement: Judgement, place: Path) -> Judgement:
     return judgement
 
 
-def _note(plan: Plan) -> dict[str, Any]:
+def _note(plan: LaunchPlan) -> dict[str, Any]:
     """Facts of a training that its log lacks."""
     request = plan.request
     return {
@@ -150,7 +150,7 @@ def _gpus(processes: int) -> str:
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus if gpu.name))
 
 
-def _room(plan: Plan) -> None:
+def _room(plan: LaunchPlan) -> None:
     free = shutil.disk_usage(plan.place).free
     if plan.request.model == required.MODEL and free < CHECKPOINT_BYTES:
         raise OutputError(
@@ -167,7 +167,7 @@ def _console(place: Path) -> Any:
         raise unwritable(error, place / CONSOLE) from error
 
 
-def _last_words(outcomes: Sequence[Outcome], status: int) -> str:
+def _last_words(outcomes: Sequence[ProcessOutcome], status: int) -> str:
     """The reason for the end of a training; "" for a status of 0."""
     if not status:
         return ""

@@ -15,7 +15,7 @@ from embq.core.errors import OutputError
 from embq.training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
 from embq.training.openclip.log import parse
 from embq.training.openclip.models import HUB
-from embq.training.openclip.training_plan import KEYS, RECORD, UNREADABLE, Plan, absolute
+from embq.training.openclip.training_plan import KEYS, RECORD, UNREADABLE, TrainingPlan, absolute
 from embq.training.run.folder import RunFolder
 
 LOG = "out.log"
@@ -49,7 +49,7 @@ class LockedFolder:
 
 
 @contextmanager
-def begin(plan: Plan) -> Iterator[LockedFolder]:
+def begin(plan: TrainingPlan) -> Iterator[LockedFolder]:
     """Create the folder of a training, or resume the training in it, and hold it for the block.
 
     Raises OutputError if it holds anything else, TryLaterError if another process trains in it.
@@ -71,7 +71,7 @@ def begin(plan: Plan) -> Iterator[LockedFolder]:
         )
 
 
-def _settings(plan: Plan) -> dict[str, Any]:
+def _settings(plan: TrainingPlan) -> dict[str, Any]:
     """The settings that decide what is learnt, as JSON has them."""
     settings = {name: value for name, value in vars(plan.settings).items() if name not in FREE}
     content: dict[str, Any] = json.loads(
@@ -103,7 +103,7 @@ def _check_same(folder: Path, recorded: dict[str, Any], now: dict[str, Any]) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TrainingResult:
     """A finished training.
 
     Attributes:
@@ -121,7 +121,7 @@ class Result:
     inexact: tuple[str, ...]
 
 
-def result_of(plan: Plan, begun: LockedFolder) -> Result:
+def result_of(plan: TrainingPlan, begun: LockedFolder) -> TrainingResult:
     """The result of a training whose processes have ended; OutputError if its files lie on another host."""
     log = begun.folder / LOG
     try:
@@ -137,7 +137,7 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
     iterations = now.iterations[1:]
     reporting, unreadable = noted(begun.folder / UNREADABLE)
     epochs = range(plan.settings.epochs) if plan.request.exact else ()
-    return Result(
+    return TrainingResult(
         epochs=epochs_done(begun.folder),
         samples_per_s=sum(iteration.per_s for iteration in iterations) / len(iterations) if iterations else None,
         unreadable=tuple(f"{shard} {member}".rstrip() for shard, member in unreadable),
@@ -155,7 +155,7 @@ def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
     return len(files), sorted(unreadable)
 
 
-def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
+def _inexact(plan: TrainingPlan, folder: Path, epoch: int) -> str:
     """Reason why an epoch did not have each sample once, by the recorded keys; "" if it did."""
     counts: Counter[str] = Counter()
     for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):

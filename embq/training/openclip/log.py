@@ -57,7 +57,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class OpenClipLog:
     """Content of a log."""
 
     path: Path
@@ -102,7 +102,7 @@ class Log:
         return tuple(line.loss for line in self.iterations if line.loss is not None and math.isfinite(line.loss))
 
 
-def read(path: Path) -> Log:
+def read(path: Path) -> OpenClipLog:
     """Read a log. InputError if the file cannot be read; a log without any iteration is a log."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -114,7 +114,7 @@ def read(path: Path) -> Log:
         ) from error
 
 
-def parse(path: Path, lines: Iterable[str]) -> Log:
+def parse(path: Path, lines: Iterable[str]) -> OpenClipLog:
     """Parse the lines of a log."""
     iterations: list[Iteration] = []
     settings: dict[str, str] = {}
@@ -128,7 +128,7 @@ def parse(path: Path, lines: Iterable[str]) -> Log:
                 iterations.append(parsed)
         elif (setting := _SETTING.search(line.rstrip("\n"))) is not None:
             settings[setting[1]] = setting[2]
-    return Log(path=path, iterations=tuple(iterations), settings=settings, broken=tuple(broken))
+    return OpenClipLog(path=path, iterations=tuple(iterations), settings=settings, broken=tuple(broken))
 
 
 def iteration(line: str, at: int) -> Iteration | None:

@@ -18,7 +18,7 @@ from embq.core.storage.paths import is_url
 from embq.sources.access.files import source_errors
 from embq.sources.formats.compressed import beginning
 from embq.sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
-from embq.sources.formats.tar_headers import Member, parse_first_members, parse_members
+from embq.sources.formats.tar_headers import TarMember, parse_first_members, parse_members
 from embq.sources.reader_options import ReadOptions
 from embq.training.openclip.models import HUB, LOCAL, InitialModel, initial_model
 from embq.training.openclip.request import TrainingRequest
@@ -44,7 +44,7 @@ CAPTION = "txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """A training that passed all checks.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
         return (*absolute(self.shards.urls), *model, *out)
 
 
-def plan(request: TrainingRequest, where: Where) -> Plan:
+def plan(request: TrainingRequest, where: Where) -> TrainingPlan:
     """Make all checks that need no process of the training.
 
     Raises ConfigError if the device is not there, InputError and ModelError if open_clip could not train on
@@ -112,7 +112,7 @@ def plan(request: TrainingRequest, where: Where) -> Plan:
             f"the learning rate rises over {settings.warmup:,} steps, and the training has about {steps:,}: it never "
             f"gets to --lr {settings.lr:g} (--warmup-steps says otherwise)"
         )
-    return Plan(
+    return TrainingPlan(
         request=request,
         shards=shards,
         samples=samples,
@@ -321,7 +321,7 @@ class UsableSamples:
             reasons.append(f"{self.extensions.total():,} without a .jpg, .jpeg, .png or .webp (they have {kinds})")
         return f"{self.left_out:,} of {self.samples:,} samples are left out by open_clip: {' and '.join(reasons)}"
 
-    def scan(self, members: Iterable[Member]) -> None:
+    def scan(self, members: Iterable[TarMember]) -> None:
         """Count the samples of members: neighbours with one key, as open_clip groups them."""
         key, extensions = "", set[str]()
         for member in members:
@@ -356,7 +356,7 @@ def count_usable(urls: Iterable[str]) -> UsableSamples:
     return looked
 
 
-def _members(url: str) -> list[Member]:
+def _members(url: str) -> list[TarMember]:
     if is_url(url) or not url.endswith(SUFFIX):
         (unit,) = TarSource().split(url, ReadOptions())
         first = beginning(unit, LOOKED_AT_BYTES)

@@ -16,14 +16,14 @@ from embq.core.service.progress_line import size_text
 from embq.core.storage.durable import output_error, overwrite
 from embq.training.run.folder import exclusive
 from embq.training.run.scratch import scratch
-from embq.training.shards.conversion_plan import Pattern, Plan, ShardPlan
+from embq.training.shards.conversion_plan import ConversionPlan, Pattern, ShardPlan
 from embq.training.shards.processes import each
 from embq.training.shards.shard_set import RECORD
 from embq.training.shards.sizes import CLASSES, SIZES, classes_beside, rendered, sizes_beside
 from embq.training.shards.writing import ShardSettings, shard_settings, write_shard
 
 
-def record_of(plan: Plan, source: str) -> dict[str, Any]:
+def record_of(plan: ConversionPlan, source: str) -> dict[str, Any]:
     """The record of a conversion, in a file beside its shards: its settings, and `finished`, whether all are there.
 
     Args:
@@ -50,7 +50,7 @@ def path_of(pattern: Pattern) -> Path:
     return pattern.folder / (f"{pattern.stem}-{RECORD}" if pattern.stem else RECORD)
 
 
-def require_same(plan: Plan, record: Mapping[str, Any]) -> None:
+def require_same(plan: ConversionPlan, record: Mapping[str, Any]) -> None:
     """InputError if shards of another conversion, or of an unknown one, have names of the pattern."""
     pattern = plan.layout.pattern
     existing = pattern.existing()
@@ -115,7 +115,7 @@ class Converted:
 
 
 def convert(
-    plan: Plan,
+    plan: ConversionPlan,
     source: str,
     *,
     processes: int,

@@ -134,7 +134,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ConversionPlan:
     """Pictures in the order of their samples, cut into shards of equal numbers.
 
     A shard is a fixed part of the order, so its bytes do not depend on the process that writes it.
@@ -145,9 +145,9 @@ class Plan:
     order: Sequence[Picture]
 
     @staticmethod
-    def make(listing: Listing, layout: Layout) -> Plan:
+    def make(listing: Listing, layout: Layout) -> ConversionPlan:
         """The plan for a listing; UsageError if the pattern has too few digits."""
-        plan = Plan(layout=layout, listing=listing, order=_ordered(listing.pictures, layout.seed))
+        plan = ConversionPlan(layout=layout, listing=listing, order=_ordered(listing.pictures, layout.seed))
         layout.pattern.require_room(plan.shards)
         return plan
 

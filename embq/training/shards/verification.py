@@ -16,7 +16,7 @@ from embq.core.storage.paths import is_url
 from embq.sources.access.files import load_unchanged
 from embq.sources.decode import IMAGE_EXTENSIONS, decode_file, decode_metadata
 from embq.sources.formats.tar import TarSource, split_name, unpacked
-from embq.sources.formats.tar_headers import Member
+from embq.sources.formats.tar_headers import TarMember
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.training.shards.names import expand, folder_of, name_of, parts
@@ -102,12 +102,12 @@ def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
     )
 
 
-def _grouped(members: Sequence[Member], url: str) -> tuple[dict[str, dict[str, Member]], list[Violation]]:
+def _grouped(members: Sequence[TarMember], url: str) -> tuple[dict[str, dict[str, TarMember]], list[Violation]]:
     """Key -> extension -> member; what webdataset would read otherwise than embq is a violation.
 
     webdataset takes neighbours for a sample, and stops at a name that occurs again in it.
     """
-    samples: dict[str, dict[str, Member]] = {}
+    samples: dict[str, dict[str, TarMember]] = {}
     faults: list[Violation] = []
     last = ""
     for member in members:
@@ -130,7 +130,7 @@ def _grouped(members: Sequence[Member], url: str) -> tuple[dict[str, dict[str, M
 
 
 def _of_sample(
-    url: str, key: str, parts: dict[str, Member], data: Memory, classes: int | None, *, decode: bool
+    url: str, key: str, parts: dict[str, TarMember], data: Memory, classes: int | None, *, decode: bool
 ) -> Iterator[Violation]:
     """Violations of one sample."""
     images = [extension for extension in IMAGE_EXTENSIONS if extension in parts]
@@ -154,7 +154,7 @@ def _of_sample(
             yield Violation(code=error.code, where=where, message=error.message)
 
 
-def _require_plain(member: Member) -> None:
+def _require_plain(member: TarMember) -> None:
     size = member.stop - member.start
     if not member.regular:
         raise SampleError("unsupported_member", "is a link, a device or a sparse file")
@@ -167,7 +167,7 @@ KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ShardsReport:
     """Result of a verification.
 
     Attributes:
@@ -204,7 +204,7 @@ def verify(
     decode: bool = False,
     allow_missing: bool = False,
     write_sizes: bool = False,
-) -> Report:
+) -> ShardsReport:
     """Read shards, named as for `open_shards`, and compare them with each other and with the files beside them.
 
     Args:
@@ -236,7 +236,7 @@ def verify(
     written = write_sizes and all(shard.samples is not None for shard in shards)
     for folder in folders if written else ():
         _rewrite(Path(folder), {name_of(tar.url): tar.samples or 0 for tar in shards if folder_of(tar.url) == folder})
-    return Report(
+    return ShardsReport(
         shards=len(shards),
         samples=sum(shard.samples or 0 for shard in shards),
         bytes=sum(shard.bytes for shard in shards),

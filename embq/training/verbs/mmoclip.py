@@ -17,7 +17,7 @@ from embq.training.run.options import options_of
 
 if TYPE_CHECKING:
     from embq.training.mmoclip.judgement import Judgement
-    from embq.training.mmoclip.launch_plan import Plan
+    from embq.training.mmoclip.launch_plan import LaunchPlan
 
 
 OUT = "embq-mmoclip"
@@ -136,7 +136,7 @@ def _print_judgements(judgements: list[Judgement], as_json: bool, out: Path | No
     return series.exit
 
 
-def _show(planned: Plan, *, err: bool = False) -> None:
+def _show(planned: LaunchPlan, *, err: bool = False) -> None:
     """Print environment and command of a training, as a shell takes them."""
     changes = [f"{name}={shlex.quote(value)}" for name, value in planned.environment.items()]
     click.echo(" ".join([*changes, shlex.join(planned.command)]), err=err)

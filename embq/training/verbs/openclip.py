@@ -15,8 +15,8 @@ from embq.training.run.options import options_of
 
 if TYPE_CHECKING:
     from embq.training.launch.launch_options import Where
-    from embq.training.openclip.folder import Result
-    from embq.training.openclip.training_plan import Plan
+    from embq.training.openclip.folder import TrainingResult
+    from embq.training.openclip.training_plan import TrainingPlan
 
 
 NAMED, LISTED = 5, 1000
@@ -61,7 +61,7 @@ def command(where: Where, as_json: bool, **options: Any) -> int:
     return Exit.SOME_FAILED if result.inexact or result.unreadable else Exit.DONE
 
 
-def _announce(plan: Plan, *, goes_on: bool) -> None:
+def _announce(plan: TrainingPlan, *, goes_on: bool) -> None:
     processes = "processes of several hosts" if plan.processes is None else f"{plan.processes} on {plan.device}"
     begins = ", going on from its epoch_latest.pt" if goes_on else ""
     click.echo(
@@ -75,7 +75,7 @@ def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number:,} epochs"
 
 
-def _print(plan: Plan, result: Result) -> None:
+def _print(plan: TrainingPlan, result: TrainingResult) -> None:
     from embq.training.openclip.training_plan import UNREADABLE
 
     rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
@@ -98,7 +98,7 @@ def _print(plan: Plan, result: Result) -> None:
     click.echo(f"next:  {command_line('train', 'export', plan.request.out, f'{plan.request.out}-model')}")
 
 
-def _print_json(plan: Plan, result: Result) -> None:
+def _print_json(plan: TrainingPlan, result: TrainingResult) -> None:
     import json
 
     report = {

@@ -14,7 +14,7 @@ from embq.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from embq.training.shards.conversion import Converted
-    from embq.training.shards.conversion_plan import Plan
+    from embq.training.shards.conversion_plan import ConversionPlan
     from embq.training.shards.pictures import Listing
 
 
@@ -71,7 +71,7 @@ def command(
     from embq.core.process.limits import cores
     from embq.training.run.progress import Counter
     from embq.training.shards.conversion import convert
-    from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+    from embq.training.shards.conversion_plan import ConversionPlan, Layout, Pattern
     from embq.training.shards.listing import known_classes, listing_of
 
     named, began = Pattern.parse(pattern), time.monotonic()
@@ -85,7 +85,7 @@ def command(
         seed=None if no_shuffle else seed,
         metadata=not no_metadata,
     )
-    plan = Plan.make(listing, layout)
+    plan = ConversionPlan.make(listing, layout)
     if dry_run:
         _print(plan, None, 0.0, as_json=as_json)
         return Exit.SOME_FAILED if listing.left_out else Exit.DONE
@@ -127,7 +127,7 @@ def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, qu
     return listing
 
 
-def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
+def _print(plan: ConversionPlan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
     from embq.core.service.progress_line import size_text
     from embq.training.shards.pictures import notes
 

@@ -14,7 +14,7 @@ from embq.app.cli.shared_options import json_option, machine_workers_option
 from embq.core.errors import Exit
 
 if TYPE_CHECKING:
-    from embq.training.shards.verification import Inspected, Report
+    from embq.training.shards.verification import Inspected, ShardsReport
 
 
 SHOWN = 20
@@ -56,7 +56,7 @@ def command(shards: tuple[str, ...], workers: int | None, decode_images: bool, a
     return Exit.DONE if report.ok else Exit.BAD_INPUT
 
 
-def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
+def _print(report: ShardsReport, seconds: float, *, write_sizes: bool) -> None:
     from embq.core.redaction import printable
     from embq.core.service.progress_line import size_text
 

@@ -74,7 +74,7 @@ ASIDE = "aside"
 """Stage of a unit whose result waits for room: nothing is left to do for it."""
 
 
-class Part(NamedTuple):
+class UnitPart(NamedTuple):
     """Samples of one unit that a stage has in hand. A tuple, because one is made for each unit of each batch.
 
     Attributes:

@@ -32,7 +32,7 @@ EMBEDDER_VERSION = "several 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class NamedEmbedder:
     """One of the models: how the run calls it, and what is loaded."""
 
     named: NamedModel
@@ -46,7 +46,7 @@ Ready = dict[str, Any]
 class MultiModelEmbedder:
     """Models that embed the same samples. A sample has a row where each of them can embed it."""
 
-    def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
+    def __init__(self, members: Sequence[NamedEmbedder], config: ModelConfig) -> None:
         self._members = tuple(members)
         self._spec = config.spec
         self.dims: Mapping[str, int] = {
@@ -130,16 +130,18 @@ class MultiModelEmbedder:
         return Truncated(ready) if cut else ready
 
 
-def _images_of(member: Member) -> ImageBatcher | None:
+def _images_of(member: NamedEmbedder) -> ImageBatcher | None:
     return member.embedder.images if isinstance(member.embedder, ImageEmbedder) else None
 
 
-def _with(member: Member, samples: Sequence[Sample], rows: Sequence[Row | SampleError]) -> list[Prepared | SampleError]:
+def _with(
+    member: NamedEmbedder, samples: Sequence[Sample], rows: Sequence[Row | SampleError]
+) -> list[Prepared | SampleError]:
     """What a model makes of samples whose images have been prepared."""
     assert isinstance(member.embedder, ImageEmbedder)
     return with_images(samples, rows, member.embedder.with_image)
 
 
-def _of(member: Member, batch: Sequence[Ready]) -> list[Prepared]:
+def _of(member: NamedEmbedder, batch: Sequence[Ready]) -> list[Prepared]:
     """The prepared samples of one model."""
     return [ready[member.named.name] for ready in batch]

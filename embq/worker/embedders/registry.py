@@ -63,6 +63,6 @@ def _several(config: ModelConfig, device: str) -> ChunkableEmbedder:
         )
         loaded.append((named, _single(member_config, device)))
     # Here, because it imports Pillow, which a single stub does without.
-    from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
+    from embq.worker.embedders.multi_model import MultiModelEmbedder, NamedEmbedder
 
-    return MultiModelEmbedder([Member(named, embedder) for named, embedder in loaded], config)
+    return MultiModelEmbedder([NamedEmbedder(named, embedder) for named, embedder in loaded], config)

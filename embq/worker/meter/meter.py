@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from embq.core.run.unit_sizes import UnitSize, size_of
 from embq.core.units import Unit
-from embq.worker.claim.lease import LeasedUnit, Part
+from embq.worker.claim.lease import LeasedUnit, UnitPart
 from embq.worker.meter.batch_trace import Trace
 from embq.worker.meter.progress_board import ProgressBoard, Span
 from embq.worker.meter.stage_times import Stage, StageTimes
@@ -111,7 +111,7 @@ class Meter:
         self._busy_from: tuple[float, int] | None = None
 
     @contextmanager
-    def stage(self, stage: Stage, parts: Sequence[Part] = ()) -> Iterator[None]:
+    def stage(self, stage: Stage, parts: Sequence[UnitPart] = ()) -> Iterator[None]:
         """This thread works in a stage, with parts of units in hand: for the watchdog, the times and the status.
 
         Several threads may prepare at once, and a unit may be read, prepared and embedded at once: its status is the

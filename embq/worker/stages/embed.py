@@ -15,7 +15,7 @@ from embq.core.errors import DeviceFullError, SampleError
 from embq.core.rows.vectors import Fault, similarities, stored
 from embq.core.service.log import Events
 from embq.core.units import Sample
-from embq.worker.claim.lease import LeasedUnit, Part
+from embq.worker.claim.lease import LeasedUnit, UnitPart
 from embq.worker.embedders.base import Embedder, PendingVectors, Truncated
 from embq.worker.meter.meter import Meter
 from embq.worker.meter.stage_times import State
@@ -278,15 +278,15 @@ def can_wait(item: Chunk | EndOfUnit) -> bool:
     return item.prepared.done() and not item.lease.careful
 
 
-def _parts(batches: Iterable[Batch]) -> list[Part]:
+def _parts(batches: Iterable[Batch]) -> list[UnitPart]:
     """The samples of batches by unit: from the first to the last ordinal of each."""
-    parts: dict[LeasedUnit, Part] = {}
+    parts: dict[LeasedUnit, UnitPart] = {}
     for batch in batches:
         for lease, places in batch.by_unit.items():
             ordinals = [batch.samples[place].ordinal for place in places]
             if lease in parts:
                 ordinals += parts[lease][1:]
-            parts[lease] = Part(lease, min(ordinals), max(ordinals))
+            parts[lease] = UnitPart(lease, min(ordinals), max(ordinals))
     return list(parts.values())
 
 

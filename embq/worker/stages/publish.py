@@ -32,7 +32,7 @@ from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, place
 from embq.core.units import Sample
-from embq.worker.claim.lease import ASIDE, LeasedUnit, Part
+from embq.worker.claim.lease import ASIDE, LeasedUnit, UnitPart
 from embq.worker.meter.meter import Meter
 
 INLINE_BYTES = 256 * 1024
@@ -142,7 +142,7 @@ class PublishStage(Publisher):
     def run(self, lease: LeasedUnit) -> None:
         """Publish one complete unit, or set its result aside where its run has no room for it."""
         with self.meter.times.at("publish", "busy"):
-            with self.meter.stage("publish", [Part(lease)]):
+            with self.meter.stage("publish", [UnitPart(lease)]):
                 rows, failures = self._rows(lease), failure_batch(lease.failures)
             is_part = False
             if rows.nbytes >= PART_BYTES:
@@ -150,7 +150,7 @@ class PublishStage(Publisher):
                 in_store = isinstance(place(lease.record.output), ObjectPath)
                 with nullcontext() if in_store else self.meter.stage("publish"):
                     is_part = self._may_write_part(lease)
-            with self.meter.stage("publish", [Part(lease)]):
+            with self.meter.stage("publish", [UnitPart(lease)]):
                 part = rows if is_part else None
                 data = encode_batches(failures) if is_part else encode_batches(rows, failures)
             fields: dict[str, str | bytes | int] = {

@@ -16,7 +16,7 @@ from embq.core.units import Sample, key_without_chunks
 from embq.sources.access.read_ahead import ReadAhead
 from embq.sources.maps import Map, map_of, mapped
 from embq.sources.unit_reader import fetchable, read
-from embq.worker.claim.lease import LeasedUnit, Part
+from embq.worker.claim.lease import LeasedUnit, UnitPart
 from embq.worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
 from embq.worker.embedders.text.splitting import CHARS_PER_TOKEN
 from embq.worker.meter.meter import Meter
@@ -210,7 +210,7 @@ class ReadStage:
                 time.sleep(min(1.0, remaining))
 
     def _next_chunk(self, lease: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
-        with self.meter.stage("read", [Part(lease)]):
+        with self.meter.stage("read", [UnitPart(lease)]):
             chunk = []
             chars = image_bytes = 0
             most_chars = float("inf") if self.cutter is None else CUT_TEXT_CHARS
@@ -229,7 +229,7 @@ class ReadStage:
             return chunk
 
     def _prepare(self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None) -> Answers:
-        with self.meter.stage("prepare", [Part(lease, samples[0].ordinal, samples[-1].ordinal)]):
+        with self.meter.stage("prepare", [UnitPart(lease, samples[0].ordinal, samples[-1].ordinal)]):
             errors = [_error(lease, sample) for sample in samples]
             if function is not None or self.cutter is not None:
                 pairs = [

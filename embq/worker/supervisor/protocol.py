@@ -33,7 +33,7 @@ class WorkerOptions:
         transport: "auto", "payload" or "staging".
         drain_s: time to finish begun units after a stop was asked for.
         version: of embq, as the supervisor has it.
-        report_fd: pipe for `Report`; -1 for none.
+        report_fd: pipe for `ReportPipe`; -1 for none.
         progress_fd: memory that is shared with the supervisor, see `embq.worker.meter.progress_board`; -1 for none.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
         without: optional compute paths that are left out, see `embq.worker.supervisor.slot.PathMemory`.
@@ -65,7 +65,7 @@ class WorkerOptions:
         return replace(self, batch_size=self.batch_size or defaults.batch_size, threads=threads or self.threads)
 
 
-class Report:
+class ReportPipe:
     """Reports of this process to its supervisor, a line of JSON each.
 
     Args:

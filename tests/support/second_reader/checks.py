@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embq.app.verify.chunks import Documents, Part
+from embq.app.verify.chunks import ChunkRow, Documents
 from embq.app.verify.findings import Findings
 from embq.app.verify.units import Content, Rows, Units, first_few
 from embq.app.verify.vectors import STEP_OFF
-from embq.app.verify.verification import Report, Verification
+from embq.app.verify.verification import Verification, VerificationReport
 from embq.app.verify.verification import verify as verify_once
 from embq.core.errors import SourceError
 from embq.core.models import Chunking, ModelConfig, ModelSpec
@@ -41,7 +41,7 @@ LAST_PLACE = {"float16": (2.0**-10, 2.0**-24), "float32": (2.0**-23, 2.0**-149)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecondReport(Report):
+class SecondReport(VerificationReport):
     """A report, with the number of rows whose vectors were recomputed bit for bit (models `stub:` only)."""
 
     vectors_recomputed: int
@@ -101,11 +101,11 @@ class Words(Documents):
         super().__init__(rows, failures)
         self._words = words
 
-    def content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:
+    def content(self, text: str, parts: Sequence[ChunkRow], incomplete: bool) -> str:
         wrong = super().content(text, parts, incomplete)
         return wrong or (self._windows(text, parts) if self._words is not None else "")
 
-    def _windows(self, text: str, parts: Sequence[Part]) -> str:
+    def _windows(self, text: str, parts: Sequence[ChunkRow]) -> str:
         assert self._words is not None
         most, step = self._words.tokens, self._words.tokens - self._words.overlap
         words = text.split()

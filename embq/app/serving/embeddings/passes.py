@@ -27,7 +27,7 @@ and full passes 190. Without padding passes are full whatever this is.
 Owner = TypeVar("Owner")
 
 
-class Entry(NamedTuple, Generic[Owner]):
+class WaitingText(NamedTuple, Generic[Owner]):
     """A text that waits: `place` is that in the request that owns it, `tokens` as `Embedder.length` says."""
 
     owner: Owner
@@ -36,7 +36,7 @@ class Entry(NamedTuple, Generic[Owner]):
     tokens: int
 
 
-Batch = Sequence[Entry[Owner]]
+Batch = Sequence[WaitingText[Owner]]
 """The texts of one forward pass, longest first."""
 
 
@@ -53,8 +53,8 @@ class Passes(Generic[Owner]):
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self.room = MemoryBudget(embedder.token_budget)
-        self._requests: deque[Iterator[Entry[Owner]]] = deque()
-        self._sorted: list[tuple[int, int, Entry[Owner]]] = []  # minus its sweep, its tokens
+        self._requests: deque[Iterator[WaitingText[Owner]]] = deque()
+        self._sorted: list[tuple[int, int, WaitingText[Owner]]] = []  # minus its sweep, its tokens
         self._to_repeat: list[Batch[Owner]] = []
         self._texts = self._tokens = 0
         self._sorted_tokens = 0
@@ -71,7 +71,7 @@ class Passes(Generic[Owner]):
 
     def add(self, owner: Owner, prepared: Sequence[Prepared]) -> None:
         """Let the texts of a request wait."""
-        entries = [Entry(owner, place, text, self._embedder.length(text)) for place, text in enumerate(prepared)]
+        entries = [WaitingText(owner, place, text, self._embedder.length(text)) for place, text in enumerate(prepared)]
         self._requests.append(iter(entries))
         self._texts += len(entries)
         self._tokens += sum(entry.tokens for entry in entries)

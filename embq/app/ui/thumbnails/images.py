@@ -35,7 +35,7 @@ from embq.sources.access.allowed_hosts import Reach
 from embq.sources.access.files import check_inside, etag, require_same, source_errors
 from embq.sources.extensions import Extensions, extensions_of
 from embq.sources.formats.compressed import HEAD_BYTES, compression_of
-from embq.sources.formats.tar import Entry, group
+from embq.sources.formats.tar import TarSample, group
 from embq.sources.formats.tar_headers import walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory
 from embq.sources.reader_process.client import READ_IDLE_S, SERVER, Process
@@ -415,7 +415,7 @@ def offsets_of(descriptor: int, unit: Unit) -> _Shard:
     return places.shard()
 
 
-def _image_in(entry: Entry, extensions: Extensions) -> tuple[int, int] | None:
+def _image_in(entry: TarSample, extensions: Extensions) -> tuple[int, int] | None:
     member = next((entry.parts[name] for name in extensions.images if name in entry.parts), None)
     if member is None or not member.regular or member.stop - member.start > SAMPLE_MAX_BYTES:
         return None
