@@ -284,36 +284,32 @@ def search(
     One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
     and a next step.
     """
-    from pathlib import Path
-
-    from embq.app.searching.query import Query, path_of
+    from embq.app.searching.query import Query
     from embq.app.searching.remote import is_server, search_remote
     from embq.core.errors import UsageError
-    from embq.indexer.filter.condition import read_conditions
 
-    query = Query(
-        text=text,
-        image=image if isinstance(image, bytes) else path_of(image),
-        vector=path_of(vector) or vector,
-        id=id,
-        like=tuple(like),
-        unlike=tuple(unlike),
-        where=read_conditions(where),
-        k=k,
-        offset=offset,
-        nprobe=nprobe,
-        refine=refine,
-        prompt_name=prompt_name,
-        prompt=prompt,
-        model=model,
-    )
+    options = {
+        "image": image,
+        "vector": vector,
+        "id": id,
+        "like": like,
+        "unlike": unlike,
+        "where": where,
+        "offset": offset,
+        "nprobe": nprobe,
+        "refine": refine,
+        "prompt_name": prompt_name,
+        "prompt": prompt,
+        "model": model,
+    }
     if is_server(index):
-        return search_remote(str(index), query, name=name, output=vector_name).results
+        return search_remote(str(index), Query.given(text, k=k, **options), name=name, output=vector_name).results
     if name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",
             next_step="give the URL of the server as `index`",
         )
-    from embq.app.searching.local import search_local
+    from embq.app.output.search import Index
 
-    return search_local(index if isinstance(index, str) else Path(index), query, output=vector_name).results
+    with Index(index, vector_name) as opened:
+        return opened.search(text, k, **options)

@@ -133,6 +133,34 @@ def test_an_index_answers_many_queries(tmp_path: Path) -> None:
             index.search(np.ones((1, 3)))
 
 
+def test_an_open_index_and_search_answer_alike(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    text, vector = "an ordinary text, number 50", embq.open(root).vectors()[7]
+    with embq.open(root).index() as index:
+        for query, options in [
+            (text, {}),
+            (text, {"offset": 5, "refine": False, "nprobe": 2}),
+            (text, {"where": [("key", "!=", index.search(text, k=1)[0].key)]}),
+            (text, {"like": [3], "unlike": [4, 5]}),
+            (None, {"vector": vector}),
+            (None, {"vector": vector.tolist(), "like": [3]}),
+            (None, {"id": 7}),
+            (None, {"like": (7,)}),
+        ]:
+            answer = index.search(query, 4, **options)
+            assert answer == embq.search(root, query, k=4, **options)
+            assert len(answer) == 4
+        assert [result.rank for result in index.search([text], k=2, offset=3)[0]] == [4, 5]
+        assert 7 not in [result.id for result in index.search(id=7, k=9)]
+        for options in ({"id": 3}, {"vector": vector}, {"image": b"x"}):
+            with pytest.raises(UsageError, match="`queries` and `"):
+                index.search([text], **options)
+        with pytest.raises(UsageError, match="no query is given"):
+            index.search()
+        with pytest.raises(UsageError, match="a prompt is given without a text"):
+            index.search(vector[None], prompt="query: ")
+
+
 def test_a_built_index_is_open(tmp_path: Path) -> None:
     root = write_texts(tmp_path)
     text = "an ordinary text, number 50"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 
 from embq.app.output.html import results_html
-from embq.app.searching.embedding import QueryEmbedder
-from embq.app.searching.local import checked_vector, open_index, results_of
-from embq.app.searching.query import Result, not_embedded, read_image
-from embq.core.errors import EmbqError, InputError, SampleError, UsageError
-from embq.indexer.filter.condition import read_conditions
+from embq.app.searching.local import OpenIndex
+from embq.app.searching.query import BatchOptions, Query, Result, SearchOptions
+from embq.core.errors import EmbqError, InputError, UsageError
 
 PICTURE_PX = 160
 """Long side of a thumbnail in a notebook."""
@@ -43,13 +42,11 @@ class Index:
     """
 
     def __init__(self, path: str | PathLike[str], vector_name: str | None = None) -> None:
-        self._searcher = open_index(str(path), vector_name)
-        self._collection = self._searcher.version.collection
-        self._embedder: QueryEmbedder | None = None
+        self._opened = OpenIndex(str(path), vector_name)
         self._pictures: _Pictures | None = None
 
     def __len__(self) -> int:
-        return self._searcher.version.next_id
+        return self._opened.searcher.version.next_id
 
     def __enter__(self) -> Index:
         return self
@@ -59,62 +56,62 @@ class Index:
 
     def close(self) -> None:
         """Close the files, and end the processes that cut thumbnails."""
-        self._searcher.close()
+        self._opened.searcher.close()
         if self._pictures is not None:
             self._pictures.close()
 
-    def search(self, queries: Any, k: int = 10, *, where: Iterable[Any] = (), nprobe: int | None = None) -> Any:
-        """The k nearest rows of each query, best first: a list of `Results`; of one text or image, `Results`.
+    @overload
+    def search(
+        self, queries: str | bytes | Path | None = None, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Results: ...
+
+    @overload
+    def search(
+        self, queries: Sequence[Any] | np.ndarray, k: int = 10, **options: Unpack[BatchOptions]
+    ) -> list[Results]: ...
+
+    def search(self, queries: Any = None, k: int = 10, **options: Any) -> Any:
+        """The k nearest rows of each query, best first: a list of `Results`; of one query, `Results`.
 
         Args:
-            queries: texts; images as paths (`pathlib.Path`) or encoded bytes; or vectors of shape (n, dim).
-            where: conditions that all results satisfy, as `embq.search` takes them.
-            nprobe: inverted lists to search; None for the tuned number.
+            queries: a text, or an image as a path (`pathlib.Path`) or encoded bytes; several of them; or vectors of
+                shape (n, dim). None if `image`, `vector` or `id` is given, or `like` alone.
+            options: those of `embq.search` but `name` and `vector_name`.
 
-        Raises InputError `no_column`, `bad_filter`, `wrong_dimension`, and if a query cannot be embedded; ModelError
-        if the model of the run cannot be loaded.
+        The model stays loaded for queries with the same prompt. Raises as `embq.search`.
         """
-        if k < 1:
-            raise UsageError(f"k is {k}", next_step="ask for one result or more")
-        is_single = isinstance(queries, str | bytes | Path)
-        matrix = self._matrix([queries] if is_single else queries)
-        among = self._searcher.select(read_conditions(where)) if where else None
-        neighbours = self._searcher.search(matrix, min(k, max(1, len(self))), nprobe=nprobe, among=among)
-        answers = [
-            Results(results_of(ids, scores, self._searcher.rows, k=k), self)
-            for ids, scores in zip(neighbours.ids, neighbours.scores, strict=True)
-        ]
+        base = Query.given(k=k, **options)
+        is_single = queries is None or isinstance(queries, str | bytes | Path)
+        if queries is None:
+            loaded = [base.loaded()]
+        else:
+            loaded = [_loaded(base, query) for query in ([queries] if is_single else queries)]
+        answers = [Results(results, self) for results in self._opened.answers(loaded)]
         return answers[0] if is_single else answers
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
         """Thumbnails of rows as data: URLs; "" if there is none."""
-        if self._collection.kind != "run":
+        searcher = self._opened.searcher
+        collection = searcher.version.collection
+        if collection.kind != "run":
             return [""] * len(ids)
         if self._pictures is None:
             self._pictures = _Pictures()
-        rows = self._searcher.rows(np.array(ids, np.int64), ["key", "unit_id"]).to_pylist()
-        return [self._pictures.of(self._collection, id_, row) for id_, row in zip(ids, rows, strict=True)]
+        rows = searcher.rows(np.array(ids, np.int64), ["key", "unit_id"]).to_pylist()
+        return [self._pictures.of(collection, id_, row) for id_, row in zip(ids, rows, strict=True)]
 
-    def _matrix(self, queries: Any) -> np.ndarray:
-        metric, dim = self._searcher.version.plan.metric, self._searcher.dim
-        items = list(queries)
-        if all(isinstance(item, str | bytes | Path) for item in items):
-            items = [self._embedded(item) for item in items]
-        return (
-            np.stack([checked_vector(np.asarray(item), dim, metric) for item in items]) if items else np.empty((0, dim))
-        )
 
-    def _embedded(self, item: str | bytes | Path) -> np.ndarray:
-        if self._embedder is None:
-            of = self._collection
-            self._embedder = QueryEmbedder.open(of.model, of.rows_spec, of.fingerprint)
-        self._embedder.load("text" if isinstance(item, str) else "image")
-        try:
-            if isinstance(item, str):
-                return self._embedder.text(item)
-            return self._embedder.image(read_image(item) if isinstance(item, Path) else item)
-        except SampleError as error:
-            raise not_embedded(error) from error
+def _loaded(base: Query, item: Any) -> Query:
+    """The query by one item of `queries`, with the options of `base`."""
+    if given := base.kinds:
+        raise UsageError(f"`queries` and `{given[0]}` are given", next_step="leave out one of the two")
+    if isinstance(item, str):
+        return replace(base, text=item).loaded()
+    if isinstance(item, bytes | Path):
+        return replace(base, image=item).loaded()
+    query = replace(base, vector=np.asarray(item))
+    query.check()
+    return query
 
 
 class _Pictures:

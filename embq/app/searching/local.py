@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 def search_local(
     index: str | Path, query: Query, *, output: str | None = None, on_load: Callable[[str], None] | None = None
 ) -> Answer:
-    """Search the current version of an index.
+    """Search the current version of an index, as `OpenIndex` opens it.
+
+    Raises as `OpenIndex`, and as its `answer`.
+    """
+    query = query.loaded()
+    since = time.perf_counter()
+    with OpenIndex(index, output, on_load=on_load) as opened:
+        opened_s = time.perf_counter() - since
+        answer = opened.answer(query)
+    answer.timing["load_s"] = round(answer.timing["load_s"] + opened_s, 3)
+    return answer
+
+
+class OpenIndex:
+    """An index of this machine with the model of its queries, both open for many searches. One thread at a time.
 
     Args:
         index: its folder, one of its versions, or the output folder of a run; s3:// and gs:// URLs of the first and the
@@ -33,38 +47,91 @@ def search_local(
         output: which of a run's vectors, if it has several indexes.
         on_load: called with what is loaded or fetched, such as a model's spec, if that takes long.
 
-    Raises UsageError for an invalid query, InputError for one that cannot be answered and if there is no index,
-    ModelError if the query cannot be embedded, OutputError if the index is damaged.
+    Raises InputError if there is no index, OutputError if it is damaged.
     """
-    query = query.loaded()
-    timing: dict[str, float] = {}
-    since = time.perf_counter()
 
-    def lap(name: str, per_s: int = 1000) -> None:
-        nonlocal since
-        now = time.perf_counter()
-        timing[name] = round(timing.get(name, 0.0) + (now - since) * per_s, 3)
-        since = now
+    def __init__(self, index: str | Path, output: str | None, *, on_load: Callable[[str], None] | None = None) -> None:
+        self.searcher = open_index(index, output, on_load)
+        self._on_load = on_load
+        self._embedder: QueryEmbedder | None = None
+        self._embedder_options: dict[str, str | None] = {}
 
-    searcher = open_index(index, output, on_load)
-    try:
-        lap("load_s", per_s=1)
+    def __enter__(self) -> OpenIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.searcher.close()
+
+    def answer(self, query: Query) -> Answer:
+        """The answer to a query that is `loaded`; raises as `answers`."""
+        timing = {"load_s": 0.0}
+        (results,) = self.answers([query], timing)
+        return Answer(results=results, timing=timing)
+
+    def answers(self, queries: Sequence[Query], timing: dict[str, float] | None = None) -> list[list[Result]]:
+        """The results of queries that are `loaded` and have all in common but what is searched for.
+
+        Args:
+            timing: gets the keys of `Answer.timing`.
+
+        Raises InputError for a query that cannot be answered, ModelError if it cannot be embedded, OutputError if the
+        index is damaged.
+        """
+        if not queries:
+            return []
+        query, searcher = queries[0], self.searcher
+        since = time.perf_counter()
+
+        def lap(name: str, per_s: int = 1000) -> None:
+            nonlocal since
+            now = time.perf_counter()
+            if timing is not None:
+                timing[name] = round(timing.get(name, 0.0) + (now - since) * per_s, 3)
+            since = now
+
         # Before the model is loaded, which takes seconds: a wrong condition is an error at once.
         among = searcher.select(query.where) if query.where else None
         lap("filter_ms")
-        embedder = _embedder(searcher, query, on_load)
+        for each in queries:
+            self._load(each)
         lap("load_s", per_s=1)
-        vector = _query_vector(searcher, query, embedder)
+        vectors = np.stack([self._vector(each) for each in queries])
         lap("embed_ms")
-        nearest = nearest_of(searcher, query, vector, among)
+        nearest = nearest_of(searcher, query, vectors, among)
         lap("search_ms")
-        results = results_of(
-            nearest.ids[0], nearest.scores[0], searcher.rows, k=query.k, offset=query.offset, excluded=query.excluded
-        )
+        results = [
+            results_of(ids, scores, searcher.rows, k=query.k, offset=query.offset, excluded=each.excluded)
+            for ids, scores, each in zip(nearest.ids, nearest.scores, queries, strict=True)
+        ]
         lap("rows_ms")
-    finally:
-        searcher.close()
-    return Answer(results=results, timing=timing)
+        return results
+
+    def _load(self, query: Query) -> None:
+        """Load the model for a text or an image, unless it is loaded with the same prompt."""
+        if query.text is None and query.image is None:
+            return
+        from embq.app.searching.embedding import QueryEmbedder
+
+        options = {"prompt_name": query.prompt_name, "prompt": query.prompt, "spec": query.model}
+        if self._embedder is None or self._embedder_options != options:
+            of = self.searcher.version.collection
+            self._embedder = QueryEmbedder.open(
+                of.model, of.rows_spec, of.fingerprint, on_load=self._on_load, **options
+            )
+            self._embedder_options = options
+        self._embedder.load("text" if query.text is not None else "image")
+
+    def _vector(self, query: Query) -> np.ndarray:
+        """float32 (dim,)."""
+        check_ids(query, self.searcher.version.next_id)
+        vector = None
+        if query.text is not None or query.image is not None:
+            assert self._embedder is not None
+            try:
+                vector = embed_query(self._embedder, query)
+            except SampleError as error:
+                raise not_embedded(error) from error
+        return complete_vector(self.searcher, query, vector, self.searcher.version.plan.metric)
 
 
 def open_index(index: str | Path, output: str | None, on_load: Callable[[str], None] | None = None) -> Searcher:
@@ -82,39 +149,6 @@ def open_index(index: str | Path, output: str | None, on_load: Callable[[str], N
     folder = resolve_index(where, output)
     version = where.name if folder == where.parent and (where / RECORD).exists() else None
     return Searcher.open(folder, memory="mmap", version=version)
-
-
-def _embedder(searcher: Searcher, query: Query, on_load: Callable[[str], None] | None) -> QueryEmbedder | None:
-    """The loaded model for a text or an image; None for other queries."""
-    if query.text is None and query.image is None:
-        return None
-    from embq.app.searching.embedding import QueryEmbedder
-
-    collection = searcher.version.collection
-    embedder = QueryEmbedder.open(
-        collection.model,
-        collection.rows_spec,
-        collection.fingerprint,
-        prompt_name=query.prompt_name,
-        prompt=query.prompt,
-        spec=query.model,
-        on_load=on_load,
-    )
-    embedder.load("text" if query.text is not None else "image")
-    return embedder
-
-
-def _query_vector(searcher: Searcher, query: Query, embedder: QueryEmbedder | None) -> np.ndarray:
-    """float32 (dim,)."""
-    plan = searcher.version.plan
-    check_ids(query, searcher.version.next_id)
-    vector = None
-    if embedder is not None:
-        try:
-            vector = embed_query(embedder, query)
-        except SampleError as error:
-            raise not_embedded(error) from error
-    return complete_vector(searcher, query, vector, plan.metric)
 
 
 def check_ids(query: Query, ids: int) -> None:
@@ -165,17 +199,16 @@ def complete_vector(searcher: Searcher, query: Query, embedded: np.ndarray | Non
     return checked(np.sum([weight / total * vector for weight, vector in weighted], axis=0))
 
 
-def nearest_of(searcher: Searcher, query: Query, vector: np.ndarray, among: Selection | None) -> SearchResult:
-    """The neighbours of a query, those that `results_of` skips and excludes among them.
+def nearest_of(searcher: Searcher, query: Query, vectors: np.ndarray, among: Selection | None) -> SearchResult:
+    """The neighbours of queries, those that `results_of` skips and excludes among them.
 
     Args:
-        vector: float32 (dim,).
+        query: one of them, for what they have in common.
+        vectors: float32 (n, dim).
         among: the rows that satisfy its conditions; None without conditions.
     """
     count = min(query.offset + query.k + len(query.excluded), max(1, searcher.version.next_id))
-    return searcher.search(
-        vector[None], count, nprobe=query.nprobe, refine=query.refine, among=among, fill=query.offset > 0
-    )
+    return searcher.search(vectors, count, nprobe=query.nprobe, refine=query.refine, among=among, fill=query.offset > 0)
 
 
 def embed_query(model: QueryEmbedder, query: Query) -> np.ndarray:

@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from msgspec import Meta
 
 from embq.core import wire
 from embq.core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
-from embq.indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json
+from embq.indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, read_conditions
 
 T = TypeVar("T")
 
@@ -97,6 +97,29 @@ class Query:
     model: str | None = None
 
     @classmethod
+    def given(
+        cls,
+        text: str | None = None,
+        *,
+        image: bytes | str | os.PathLike[str] | None = None,
+        vector: Any = None,
+        where: Iterable[Any] = (),
+        like: Iterable[int] = (),
+        unlike: Iterable[int] = (),
+        **options: Any,
+    ) -> Query:
+        """The query in the arguments of `embq.search`; InputError `bad_filter`."""
+        return cls(
+            text=text,
+            image=image if isinstance(image, bytes) else path_of(image),
+            vector=path_of(vector) or vector,
+            where=read_conditions(where),
+            like=tuple(like),
+            unlike=tuple(unlike),
+            **options,
+        )
+
+    @classmethod
     def from_json(cls, body: object) -> Query:
         """The query in a body of `/search`. Absent and null mean the same.
 
@@ -136,13 +159,18 @@ class Query:
         return {name: value for name, value in fields.items() if value not in (None, "", (), [])}
 
     @property
+    def kinds(self) -> list[str]:
+        """Those of `KINDS` that are given."""
+        return [name for name in KINDS if getattr(self, name) is not None]
+
+    @property
     def excluded(self) -> frozenset[int]:
         """Ids of rows that are no results: they are the query."""
         return frozenset((*self.like, *self.unlike, *(() if self.id is None else (self.id,))))
 
     def check(self) -> None:
         """Raise UsageError if there is no query, or more than one, or options do not belong to it."""
-        given = [name for name in KINDS if getattr(self, name) is not None]
+        given = self.kinds
         if len(given) > 1 or not (given or self.like):
             raise UsageError(
                 f"several queries are given: {', '.join(given)}" if given else "no query is given",
@@ -165,6 +193,28 @@ class Query:
         self.check()
         image = read_image(self.image) if isinstance(self.image, Path) else self.image
         return replace(self, image=image, vector=None if self.vector is None else vector_numbers(self.vector))
+
+
+class BatchOptions(TypedDict, total=False):
+    """Options of a search by many queries; see `embq.search`."""
+
+    where: Iterable[Any]
+    like: Iterable[int]
+    unlike: Iterable[int]
+    offset: int
+    nprobe: int | None
+    refine: bool | None
+    prompt_name: str | None
+    prompt: str | None
+    model: str | None
+
+
+class SearchOptions(BatchOptions, total=False):
+    """Options of a search by one query; see `embq.search`."""
+
+    image: bytes | str | os.PathLike[str] | None
+    vector: Any
+    id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ def _search_results(
 ) -> list[Result]:
     """The results, best first, with values that JSON can hold."""
     with steps.step("knn"):
-        neighbours = nearest_of(version.searcher, query, vector, among)
+        neighbours = nearest_of(version.searcher, query, vector[None], among)
     with steps.step("rows"):
         ids, scores, rows = neighbours.ids[0], neighbours.scores[0], version.searcher.rows
         results = results_of(ids, scores, rows, k=query.k, offset=query.offset, excluded=query.excluded)
