@@ -1,4 +1,4 @@
-"""`embq doctor`, `embq config` and `embq completion`: this installation."""
+"""`embq doctor` and `embq config`: this installation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import json
 from dataclasses import asdict
 
 import click
-from click.shell_completion import get_completion_class
 
 from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, model_option, settings_with
-
-VARIABLE = "_EMBQ_COMPLETE"
-"""Environment variable by which click's script asks for completions."""
 
 
 @click.command("doctor", cls=SectionedCommand, epilog="Example: embq doctor --model minilm --output ./out")
@@ -62,22 +58,3 @@ def config(as_json: bool) -> None:
     for setting in settings:
         value = f"{printable(masked(setting.value)) or '-':<{min(values, 40)}}"
         click.echo(f"{setting.name:<{names}}  {value}  {setting.source:<11}  {setting.meaning}")
-
-
-@click.command(
-    "completion",
-    cls=SectionedCommand,
-    epilog='Examples: eval "$(embq completion bash)" | embq completion fish > ~/.config/fish/completions/embq.fish',
-)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a script that completes verbs, options, models and files in SHELL.
-
-    Add `eval "$(embq completion bash)"` to ~/.bashrc, `eval "$(embq completion zsh)"` to ~/.zshrc, or write the script
-    of fish to the file in the example.
-    """
-    from embq.app.cli.entry_point import cli
-
-    script = get_completion_class(shell)
-    assert script is not None
-    click.echo(script(cli, {}, "embq", VARIABLE).source())
