@@ -32,6 +32,7 @@ GRACE_S = 30.0
 OUTPUT_BYTES = 1 << 20
 """Of each stream of a machine; a machine that sends more is cut off."""
 WATCH_S = 0.05
+"""Between two checks of a running command: of its time, and of how much it has sent."""
 LOG_BYTES = 64 << 10
 """Read of the end of a log."""
 
