@@ -93,3 +93,12 @@ def readable_now(unit: Unit) -> SourceError:
         code="source_changed",
         next_step="make a new run of it",
     )
+
+
+def not_as_planned(unit: Unit, content: str) -> SourceError:
+    """Error of a slice that holds `content`, such as "3 lines", and was planned with something else."""
+    return SourceError(
+        f"{unit.source}: bytes {unit.start} to {unit.stop} hold {content} and not the planned {unit.samples}",
+        code="source_changed",
+        next_step="put the planned file back, or plan a new run",
+    )

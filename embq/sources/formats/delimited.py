@@ -30,7 +30,7 @@ from embq.sources.formats.text_files import Cut, check_head, damage_of, open_pla
 from embq.sources.interface import Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import RowSamples, metadata_of
-from embq.sources.unusable import failing_unit, note_unusable, refuse_unreadable
+from embq.sources.unusable import failing_unit, not_as_planned, note_unusable, refuse_unreadable
 
 _CHUNK_ROWS = 64
 """Rows that are turned into samples at a time, so that images behind URLs are fetched several at a time."""
@@ -105,11 +105,7 @@ class DelimitedSource(Source):
                 stop, rows = chunk[-1][0], rows + len(chunk)
                 yield from _samples(samples, choice, names, [row for _, row in chunk])
         if (stop, rows) != (unit.stop, unit.samples):
-            raise SourceError(
-                f"{unit.source}: bytes {unit.start} to {unit.stop} hold {rows} rows and not the planned {unit.samples}",
-                code="source_changed",
-                next_step="put the planned file back, or plan a new run",
-            )
+            raise not_as_planned(unit, f"{rows} rows")
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row, which is found by reading those before it; the unit if it has fewer."""

@@ -18,7 +18,7 @@ from embq.core.units import Unit
 from embq.sources.access.urls import path_of
 from embq.sources.decode import decode_text
 from embq.sources.formats.compressed import SUFFIXES as COMPRESSED
-from embq.sources.formats.text_files import HEAD_BYTES, Text, open_planned, refuse_encoding
+from embq.sources.formats.text_files import HEAD_BYTES, Text, open_planned, refuse_encoding, skip_line
 from embq.sources.interface import SAMPLE_MAX_BYTES
 
 FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
@@ -197,8 +197,7 @@ class _Lines:
         self.lines += 1
         self.offset += len(line)
         if len(line) > FIELD_MAX_BYTES:
-            while not line.endswith(b"\n") and (line := self._text.readline(1 << 20)):
-                self.offset += len(line)
+            self.offset += skip_line(self._text, line, sys.maxsize)
             raise csv.Error(f"a line has more than {FIELD_MAX_BYTES} bytes")
         if self.lines > LINES_MAX or self.offset - self.begun > FIELD_MAX_BYTES:
             within = f"{LINES_MAX:,} lines or {FIELD_MAX_BYTES:,} bytes"

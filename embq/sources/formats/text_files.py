@@ -20,7 +20,7 @@ from embq.sources.access.cursors import LastCursor
 from embq.sources.access.files import base_name, beyond_units, open_current, open_unchanged
 from embq.sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from embq.sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
-from embq.sources.unusable import failing_unit, readable_now, refuse_unreadable
+from embq.sources.unusable import failing_unit, not_as_planned, readable_now, refuse_unreadable
 
 OPTION = "compression"
 """Option of units of compressed files: the format of the compression."""
@@ -229,20 +229,16 @@ def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
         remaining -= len(line)
         count += 1
         if len(line) > SAMPLE_MAX_BYTES:
-            remaining -= _skip_line(file, line, remaining)
+            remaining -= skip_line(file, line, remaining)
             yield None
         else:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
     if remaining or count != unit.samples:
-        raise SourceError(
-            f"{unit.source}: bytes {unit.start} to {unit.stop} hold {count} lines and not the planned {unit.samples}",
-            code="source_changed",
-            next_step="put the planned file back, or plan a new run",
-        )
+        raise not_as_planned(unit, f"{count} lines")
 
 
-def _skip_line(file: Text, line: bytes, remaining: int) -> int:
-    """Read to the end of a line that is too long without keeping it; the number of bytes skipped."""
+def skip_line(file: Text, line: bytes, remaining: int) -> int:
+    """Read to the end of a line that begins with `line`, at most `remaining` bytes; returns how many."""
     skipped = 0
     while not line.endswith(b"\n") and skipped < remaining:
         line = file.readline(min(remaining - skipped, 1 << 20))
