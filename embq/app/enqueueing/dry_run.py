@@ -63,13 +63,9 @@ def lines(estimate: Estimate, cost: Cost | None) -> list[str]:
     """The same for people."""
     report = to_json(estimate, cost)
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(estimate.kinds.items())) or "none"
-    rows = [
-        (
-            "units",
-            kinds + (f", to be added to {estimate.existing_units:,} of run {estimate.run}" if estimate.run else ""),
-        )
-    ]
-    rows.append(("input", size_text(estimate.bytes) + (f"; {estimate.listing}" if estimate.listing else "")))
+    added = f", to be added to {estimate.existing_units:,} of run {estimate.run}" if estimate.run else ""
+    listing = f"; {estimate.listing}" if estimate.listing else ""
+    rows = [("units", kinds + added), ("input", size_text(estimate.bytes) + listing)]
     if estimate.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
     elif estimate.exact:
@@ -87,32 +83,32 @@ def lines(estimate: Estimate, cost: Cost | None) -> list[str]:
     elif report["vector_bytes"]:
         sizes = ", ".join(f"{size_text(size)} as {dtype}" for dtype, size in report["vector_bytes"].items())
         rows.append(("vectors", f"{report['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
-    if cost is None:
-        rows.append(("device hours", "not known: no broker is configured (--broker)"))
-    elif cost.trial_rows and not cost.rates:
-        rows.append(("device hours", _not_measured(estimate, cost)))
-    elif not cost.rates:
-        rows.append(("device hours", "not known: this model has not run on this broker yet"))
-    for device in report["devices"] or ():
-        hours = "not known" if device["device_hours"] is None else f"{device['device_hours']:,.3f}"
-        rows.append(
-            (
-                "device hours",
-                f"{hours} on {device['device']} at {device['rows_per_s']:,.1f} rows/s measured"
-                f"{f' by the run in {by}' if (by := device['measured_by']) else ''}; "
-                f"{device['workers']:,} {'here' if by else 'connected now'}",
-            )
-        )
-    if cost is not None and cost.rates:
-        total = report["total_hours"]
-        if total is None:
-            cell = "no such device is connected now" if estimate.rows is not None else "not known, as the rows are not"
-        elif cost.trial_rows:
-            cell = f"about {duration(total * 3600)} on this machine for samples like those of that run, and the start"
-        else:
-            cell = f"{total:,.3f} hours with what is connected now"
-        rows.append(("total", cell))
+    rows += _device_hours(estimate, cost, report)
     return [f"{name:<14}{text}" for name, text in rows]
+
+
+def _device_hours(estimate: Estimate, cost: Cost | None, report: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, text) of each line about time; `report` as `to_json` makes it."""
+    if cost is None:
+        return [("device hours", "not known: no broker is configured (--broker)")]
+    if not cost.rates:
+        why = "not known: this model has not run on this broker yet"
+        return [("device hours", _not_measured(estimate, cost) if cost.trial_rows else why)]
+    rows = []
+    for device in report["devices"]:
+        hours = "not known" if device["device_hours"] is None else f"{device['device_hours']:,.3f}"
+        speed = f"{hours} on {device['device']} at {device['rows_per_s']:,.1f} rows/s measured"
+        by = f" by the run in {device['measured_by']}" if device["measured_by"] else ""
+        workers = f"{device['workers']:,} {'here' if by else 'connected now'}"
+        rows.append(("device hours", f"{speed}{by}; {workers}"))
+    total = report["total_hours"]
+    if total is None:
+        text = "no such device is connected now" if estimate.rows is not None else "not known, as the rows are not"
+    elif cost.trial_rows:
+        text = f"about {duration(total * 3600)} on this machine for samples like those of that run, and the start"
+    else:
+        text = f"{total:,.3f} hours with what is connected now"
+    return [*rows, ("total", text)]
 
 
 def _not_measured(estimate: Estimate, cost: Cost) -> str:

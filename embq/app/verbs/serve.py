@@ -194,11 +194,6 @@ def serve_pages(
             error_page=error_page,
             embeddings=None if api is None else api.measured_by,
         )
-
-        def tell_token(url: str) -> None:
-            if fleet.token:
-                click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
-
         log = Events("serve")
         if not local and is_json():
             log.warning("no_password", host=host)
@@ -210,7 +205,8 @@ def serve_pages(
                 log.info("listening", url=url)
             else:
                 click.echo(announce.format(url=url))
-            tell_token(url)
+            if fleet.token:
+                click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
             if started is not None:
                 started(url)
 
