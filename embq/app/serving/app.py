@@ -112,14 +112,13 @@ def application(
     followed = [_existing(folder) for folder in folders] if follow else []
     needs_none = followed or (embeddings is not None and not folders)
     named = [] if needs_none and not names else named_indices(() if follow else folders, names)
-    opener = partial(open_version, memory=memory, threads=threads)
 
     def opened(index: Named) -> ServedIndex:
         return ServedIndex(
             name=index.name,
             modality=index.modality,
             path=index.path,
-            opener=opener,
+            opener=partial(open_version, memory=memory, threads=threads),
             count_rows=collection_rows,
             source=index.source,
         )
@@ -138,16 +137,7 @@ def application(
         *Routes(search, indices, models, watcher, metrics).all(),
         *(route for part in sites for route in part.routes),
     ]
-    middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
-    if rules.origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=sorted(rules.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Content-Type"],
-            expose_headers=["X-Embq-Not-Applied", "X-Embq-Index-Version", "Server-Timing"],
-        )
-        middleware.append(cors)
+    middleware = _middleware(rules, metrics, routes)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -172,6 +162,21 @@ def application(
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
     app.state.error_page = error_page
     return app
+
+
+def _middleware(rules: AccessRules, metrics: Metrics, routes: Sequence[BaseRoute]) -> list[Middleware]:
+    """Checks and measurements of each request; and, if there are origins, answers to what browsers ask for them."""
+    access = Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)
+    if not rules.origins:
+        return [access]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(rules.origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["Content-Type"],
+        expose_headers=["X-Embq-Not-Applied", "X-Embq-Index-Version", "Server-Timing"],
+    )
+    return [access, cors]
 
 
 def _existing(given: str) -> Path:

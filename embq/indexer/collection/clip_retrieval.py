@@ -71,7 +71,7 @@ def describe_layout(
             count, schema = footers[path]
             _same_rows(first, rows, path, count)
             schemas.append((path, schema))
-            notes = noted(schemas[-1][1].metadata or {})
+            notes = noted(schema.metadata or {})
             shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=path, dim=0, dtype="", **notes))
             refs.append(file_ref(folder, path))
         listing.add(rows, *refs)
