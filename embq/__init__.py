@@ -302,8 +302,10 @@ def search(
         "prompt": prompt,
         "model": model,
     }
+    query = Query.given(text, k=k, **options)
+    query.check()  # before an index is fetched
     if is_server(index):
-        return search_remote(str(index), Query.given(text, k=k, **options), name=name, output=vector_name).results
+        return search_remote(str(index), query, name=name, output=vector_name).results
     if name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",

@@ -317,7 +317,7 @@ class Chunking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class VectorOutput:
     """One of the vectors that each row gets.
 
     Attributes:
@@ -350,11 +350,13 @@ class NamedModel:
         return f"{self.name}={self.spec}"
 
     @property
-    def outputs(self) -> dict[str, Output]:
+    def outputs(self) -> dict[str, VectorOutput]:
         """Modality -> output of the model."""
         single = len(self.modalities) == 1
         return {
-            modality: Output(name=self.name if single else f"{self.name}_{modality}", spec=self.spec, modality=modality)
+            modality: VectorOutput(
+                name=self.name if single else f"{self.name}_{modality}", spec=self.spec, modality=modality
+            )
             for modality in self.modalities
         }
 
@@ -393,10 +395,10 @@ class ModelConfig:
         return self
 
     @property
-    def outputs(self) -> tuple[Output, ...]:
+    def outputs(self) -> tuple[VectorOutput, ...]:
         """The vectors of a row, in the order of its columns."""
         if not self.members:
-            return tuple(Output(name=modality, spec=self.spec, modality=modality) for modality in self.modalities)
+            return tuple(VectorOutput(name=modality, spec=self.spec, modality=modality) for modality in self.modalities)
         return tuple(output for member in self.members for output in member.outputs.values())
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embq.core.errors import InputError, ModelError, SampleError
-from embq.core.models import ModelConfig, ModelSpec, Output
+from embq.core.models import ModelConfig, ModelSpec, VectorOutput
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import stored
 
@@ -35,7 +35,7 @@ class QueryEmbedder:
     def __init__(
         self,
         config: ModelConfig,
-        output: Output,
+        output: VectorOutput,
         rows: RowSpec,
         fingerprint: str | None,
         *,
@@ -70,7 +70,7 @@ class QueryEmbedder:
                 next_step="search by --vector or --id, or index the output of an embq run",
                 code="no_model",
             )
-        output = Output(**{name: model["output"][name] for name in ("name", "spec", "modality")})
+        output = VectorOutput(**{name: model["output"][name] for name in ("name", "spec", "modality")})
         rows = RowSpec.from_description(rows_spec)
         return cls(ModelConfig.from_description(model), output, rows, fingerprint, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embq.core.errors import InputError
-from embq.core.models import ModelConfig, Output
+from embq.core.models import ModelConfig, VectorOutput
 from embq.core.rows.results import embedding_columns
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
@@ -32,7 +32,7 @@ def vector_folders(model: ModelConfig) -> dict[str, str]:
     return {column: _folder(output) for column, output in zip(columns, model.outputs, strict=True)}
 
 
-def _folder(output: Output) -> str:
+def _folder(output: VectorOutput) -> str:
     name = output.name.removesuffix(output.modality).removesuffix("_")
     return "_".join(part for part in (name, _SHORT[output.modality], "emb") if part)
 

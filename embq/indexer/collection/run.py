@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from embq.core.errors import InputError, OutputError
 from embq.core.formats.base import READ_ROWS, vectors
 from embq.core.formats.part import Part, opened
-from embq.core.models import Output, has_unit_length
+from embq.core.models import VectorOutput, has_unit_length
 from embq.core.rows.results import embedding_columns, metadata_fields
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import restored
@@ -104,7 +104,7 @@ def describe_runs(folders: Mapping[str, Place], *, output: str | None, column: s
     return {**expected, "run": None, "parts": tuple(parts), "complete": all(run["complete"] for run in runs.values())}
 
 
-def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
+def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> VectorOutput:
     by_name = {spec.name: spec for spec in info.model.outputs}
     by_column = {columns[name]: spec for name, spec in by_name.items()}
     for what, given, available in (("output", output, by_name), ("column of vectors", column, by_column)):
@@ -144,7 +144,7 @@ def _part(files: Sequence[CommittedFile]) -> PartRef:
     return PartRef(files=refs, rows=rows.rows, first_id=rows.first_id)
 
 
-def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:
+def _partners(info: RunInfo, chosen: VectorOutput) -> dict[str, str]:
     """Modality -> name of the other output of the same joint model, whose vectors can be queries."""
     for image, text in info.model.compared.values():
         if chosen.name == image:
@@ -154,7 +154,7 @@ def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:
     return {}
 
 
-def _unit_length(rows: RowSpec, output: Output) -> bool | None:
+def _unit_length(rows: RowSpec, output: VectorOutput) -> bool | None:
     """True or False by the options of the run and its model; None if only the vectors show it."""
     if rows.dtype == "binary":  # as many numbers of 1 and -1 as there are
         return False

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from embq.core.errors import ModelError, OutputError, SampleError
-from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
+from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig, ModelSpec, QueryConfig, VectorOutput
 from embq.core.settings import cache_folder
 from embq.core.storage.durable import overwrite
 from embq.core.units import Sample, content_hash
@@ -99,7 +99,7 @@ class TorchQueryModel:
 
 def open_query_model(
     rows: ModelConfig,
-    output: Output,
+    output: VectorOutput,
     modality: str,
     *,
     prompt_name: str | None = None,
@@ -143,7 +143,7 @@ def open_query_model(
     return query_model, content_hash([EMBEDDER_VERSION, *fingerprints])
 
 
-def check_modality(output: Output, modality: str) -> None:
+def check_modality(output: VectorOutput, modality: str) -> None:
     """Raise ModelError if a model does not bring a modality into the space of an output."""
     if modality == output.modality:
         return
