@@ -288,22 +288,22 @@ def search(
     from embq.app.searching.remote import is_server, search_remote
     from embq.core.errors import UsageError
 
-    options = {
-        "image": image,
-        "vector": vector,
-        "id": id,
-        "like": like,
-        "unlike": unlike,
-        "where": where,
-        "offset": offset,
-        "nprobe": nprobe,
-        "refine": refine,
-        "prompt_name": prompt_name,
-        "prompt": prompt,
-        "model": model,
-    }
-    query = Query.given(text, k=k, **options)
-    query.check()  # before an index is fetched
+    query = Query.given(
+        text,
+        image=image,
+        vector=vector,
+        id=id,
+        like=like,
+        unlike=unlike,
+        where=where,
+        k=k,
+        offset=offset,
+        nprobe=nprobe,
+        refine=refine,
+        prompt_name=prompt_name,
+        prompt=prompt,
+        model=model,
+    )
     if is_server(index):
         return search_remote(str(index), query, name=name, output=vector_name).results
     if name is not None:
@@ -311,7 +311,6 @@ def search(
             "`name` selects an index of a server, and `index` is a folder",
             next_step="give the URL of the server as `index`",
         )
-    from embq.app.output.search import Index
+    from embq.app.searching.local import search_local
 
-    with Index(index, vector_name) as opened:
-        return opened.search(text, k, **options)
+    return search_local(str(index), query, output=vector_name).results

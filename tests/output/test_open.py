@@ -150,6 +150,14 @@ def test_an_open_index_and_search_answer_alike(tmp_path: Path) -> None:
             answer = index.search(query, 4, **options)
             assert answer == embq.search(root, query, k=4, **options)
             assert len(answer) == 4
+        nearest = index.search(text, k=4)
+        for name, values in (("like", [3]), ("where", [("key", "!=", nearest[0].key)])):
+            expected = index.search(text, 4, **{name: values})
+            assert expected != nearest
+            assert embq.search(root, text, k=4, **{name: iter(values)}) == expected
+            assert index.search([text, text], 4, **{name: iter(values)}) == [expected] * 2
+        assert "text" in nearest._repr_html_()
+        assert type(embq.search(root, text)) is list  # whose index is closed, so a notebook cannot draw it
         assert [result.rank for result in index.search([text], k=2, offset=3)[0]] == [4, 5]
         assert 7 not in [result.id for result in index.search(id=7, k=9)]
         for options in ({"id": 3}, {"vector": vector}, {"image": b"x"}):
