@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from embq.app.output.html import results_html
 from embq.app.searching.local import OpenIndex
-from embq.app.searching.query import BatchOptions, Query, Result, SearchOptions
+from embq.app.searching.query import Query, Result
 from embq.core.errors import EmbqError, InputError, UsageError
 
 PICTURE_PX = 160
@@ -31,8 +31,30 @@ class Results(list[Result]):
         return results_html(self, self._index.pictures([result.id for result in self]))
 
 
+class BatchOptions(TypedDict, total=False):
+    """Options of a search by many queries; see `embq.search`."""
+
+    where: Iterable[Any]
+    like: Iterable[int]
+    unlike: Iterable[int]
+    offset: int
+    nprobe: int | None
+    refine: bool | None
+    prompt_name: str | None
+    prompt: str | None
+    model: str | None
+
+
+class SearchOptions(BatchOptions, total=False):
+    """Options of a search by one query; see `embq.search`."""
+
+    image: bytes | str | PathLike[str] | None
+    vector: Any
+    id: int | None
+
+
 class Index:
-    """An index that stays open for many searches; `embq.search` opens one for each.
+    """An index that stays open for many searches; `embq.search` opens it for one.
 
     Args:
         path: folder of an index, of one of its versions, or the output folder of a run; or its s3:// or gs:// URL.

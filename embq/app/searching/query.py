@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -193,28 +193,6 @@ class Query:
         self.check()
         image = read_image(self.image) if isinstance(self.image, Path) else self.image
         return replace(self, image=image, vector=None if self.vector is None else vector_numbers(self.vector))
-
-
-class BatchOptions(TypedDict, total=False):
-    """Options of a search by many queries; see `embq.search`."""
-
-    where: Iterable[Any]
-    like: Iterable[int]
-    unlike: Iterable[int]
-    offset: int
-    nprobe: int | None
-    refine: bool | None
-    prompt_name: str | None
-    prompt: str | None
-    model: str | None
-
-
-class SearchOptions(BatchOptions, total=False):
-    """Options of a search by one query; see `embq.search`."""
-
-    image: bytes | str | os.PathLike[str] | None
-    vector: Any
-    id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
