@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embq.app.ui.map.data import inside
-from embq.indexer.atlas.projection import labels
+from embq.indexer.atlas.labels import labels
 
 
 def test_a_label_has_the_words_of_its_cluster_and_none_of_the_language() -> None:

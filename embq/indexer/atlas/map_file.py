@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from embq.core import wire
 from embq.core.errors import InputError, MalformedError, command_line
 from embq.core.storage.durable import drop, publish
-from embq.indexer.atlas.projection import CAPTIONS, clusters, labels, plane, reduce
+from embq.indexer.atlas.labels import CAPTIONS, labels
+from embq.indexer.atlas.projection import clusters, plane, reduce
 from embq.indexer.change.deletes import deleted_bits
 from embq.indexer.index_files.files import MAP, disk_error, index_lock
 from embq.indexer.index_files.identity import Identity
