@@ -43,7 +43,7 @@ VERBS = {
     "gc": ("embq.app.verbs.output_folder:gc", "Delete orphaned files and finished runs' Redis keys."),
     "doctor": ("embq.app.verbs.installation:doctor", "Check broker, devices, models and storage of this machine."),
     "config": ("embq.app.verbs.installation:config", "Show every setting and where it comes from."),
-    "completion": ("embq.app.verbs.completion", "Print a completion script for bash, zsh or fish."),
+    "completion": ("embq.app.cli.completion", "Print a completion script for bash, zsh or fish."),
     "health": ("embq.app.verbs.services:health", "Query the health of a service on this machine."),
     "bench": ("embq.app.verbs.bench", "Measure workers, devices, units and images on this machine."),
     "shards": ("embq.training.verbs.shards", "Make, count, check and serve webdataset shards."),
