@@ -35,7 +35,7 @@ class ModelFamily:
         one_modality: whether a model embeds only one of `embeds`, which is known after loading.
         normalizes: whether vectors have length 1 unless the spec has ?normalize=false; None if that depends on the
             model.
-        prompts: of `PROMPT_PARAMS`, the parameters for a prompt before each text.
+        prompts: those of `PROMPT_PARAMS` that a spec may have.
         int8: whether its models compute in int8, on CPUs.
     """
 
@@ -242,15 +242,14 @@ class ModelSpec:
             raise ModelError(
                 f"{self} has {own[0]}=, and --prompt-name is given as well", next_step="leave out one of the two"
             )
-        for key in prompt_params:
-            if key not in self.model_family.prompts:
-                raise ModelError(
-                    f"{self}: {self.family} models have no prompts"
-                    + (" with names" if self.model_family.prompts else ""),
-                    next_step="give the text itself with --prompt"
-                    if self.model_family.prompts
-                    else "leave out --prompt-name and --prompt",
-                )
+        prompts = self.model_family.prompts
+        if not set(prompt_params) <= set(prompts):
+            what, next_step = "no prompts", "leave out --prompt-name and --prompt"
+            if "prompt" in prompts:
+                what, next_step = "no prompts with names", "give the text itself with --prompt"
+            elif "prompt_name" in prompts:
+                what, next_step = "only prompts with names", "name one with --prompt-name"
+            raise ModelError(f"{self}: {self.family} models have {what}", next_step=next_step)
         return replace(self, params=tuple(sorted((*self.params, *prompt_params.items()))))
 
     def check_params(self, *accepted: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from embq.app.cli.run_options import request_from
 from embq.app.verbs.run import run
 from embq.core.errors import EmbqError, Exit, ModelError
-from embq.core.models import FAMILIES, ModelConfig, ModelSpec
+from embq.core.models import FAMILIES, PROMPT_PARAMS, ModelConfig, ModelFamily, ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,40 @@ def test_a_spec_without_a_prompt_stays_as_it_is() -> None:
     assert spec.with_prompt(None, None) == spec
     with pytest.raises(ModelError):
         spec.with_prompt("", None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "refused"),
+    [
+        ((), {"prompt_name": "no prompts", "prompt": "no prompts"}),
+        (("prompt",), {"prompt_name": "no prompts with names"}),
+        (("prompt_name",), {"prompt": "only prompts with names"}),
+        (("prompt_name", "prompt"), {}),
+    ],
+)
+def test_a_family_says_which_prompts_it_has(
+    prompts: tuple[str, ...], refused: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = ModelFamily(help="own:<n>  mine", load=FAMILIES["stub"].load, embeds=("text",), prompts=prompts)
+    monkeypatch.setitem(FAMILIES, "own", family)
+    for param in PROMPT_PARAMS:
+        arguments = [param if name == param else None for name in PROMPT_PARAMS]
+        if param not in refused:
+            assert str(ModelSpec.parse("own:3").with_prompt(*arguments)) == f"own:3?{param}={param}"
+            continue
+        with pytest.raises(ModelError, match=f"own models have {refused[param]}$"):
+            ModelSpec.parse("own:3").with_prompt(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("normalizes", "unit_length", "without"),
+    [(True, True, "own:3?normalize=false"), (None, False, "own:3?normalize=false"), (False, False, "own:3")],
+)
+def test_a_family_says_whether_it_normalizes(
+    normalizes: bool | None, unit_length: bool, without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = ModelFamily(help="own:<n>  mine", load=FAMILIES["stub"].load, embeds=("text",), normalizes=normalizes)
+    monkeypatch.setitem(FAMILIES, "own", family)
+    spec = ModelSpec.parse("own:3")
+    assert spec.unit_length is unit_length
+    assert str(spec.without_normalizing()) == without
