@@ -34,20 +34,38 @@ def python(program: str) -> list[str]:
 
 
 def test_a_child_is_killed_when_its_parent_is(tmp_path: Path) -> None:
-    program = f"""
-import sys, time
+    kill_parent_and_wait_for_child(
+        tmp_path,
+        """
 from embq.core.process.children import start
 child = start([sys.executable, "-c", "import time; time.sleep(600)"])
-with open({str(tmp_path / "pid")!r}, "w") as file:
-    print(child.pid, file=file)
-time.sleep(600)
-"""
-    parent = start(python(program), environment=child_environment())
-    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
-    grandchild = int((tmp_path / "pid").read_text())
-    parent.kill()
-    parent.wait()
-    wait_until(lambda: not Path(f"/proc/{grandchild}").exists() or "Z" in _state_of(grandchild))
+""",
+    )
+
+
+def test_a_child_that_ends_itself_does_so_though_its_input_stays_open(tmp_path: Path) -> None:
+    kill_parent_and_wait_for_child(
+        tmp_path,
+        f"""
+from embq.core.process.children import JsonChild
+child = JsonChild("-m", "embq.indexer.stages.process", TMPDIR={str(tmp_path)!r})
+child.send({{}})
+assert "error" in child.answer(60.0)
+""",
+    )
+
+
+def kill_parent_and_wait_for_child(folder: Path, program: str) -> None:
+    """Kill a program, and wait until the `child` that it has started ends, whose stdin is held open."""
+    ready = folder / "pid"
+    ending = f"\nwith open({str(ready)!r}, 'w') as file: print(child.pid, file=file)\ntime.sleep(600)"
+    parent = start(python("import sys, time" + program + ending), environment=child_environment())
+    wait_until(lambda: ready.exists() and ready.read_text().endswith("\n"))
+    pid = int(ready.read_text())
+    with Path(f"/proc/{pid}/fd/0").open("wb", buffering=0):
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: _state_of(pid) == "Z")
 
 
 def _state_of(pid: int) -> str:
