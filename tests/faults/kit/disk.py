@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 from embq.core.process.children import die_with_parent
 
 DEADLINE_S = 30.0
+REFILL_S = 0.002
+"""Time for which a full disk may have a hole: workers try again after 50 ms."""
 
 
 class DiskError(Exception):
@@ -24,6 +27,8 @@ class SmallDisk:
     """
 
     def __init__(self, size_mb: int) -> None:
+        self._keeper: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._mount = Path(tempfile.mkdtemp(prefix="embq-d"))
         unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
         options = f"size={size_mb}m,mode=700"
@@ -52,7 +57,16 @@ class SmallDisk:
         self.path = Path(f"/proc/{self._holder.pid}/root{self._mount}")
 
     def fill(self) -> None:
-        """Leave no room for a single byte more."""
+        """Leave no room for a single byte more, until `make_room`: what files give back is taken at once."""
+        self._fill()
+        self._keeper = threading.Thread(target=self._keep_full, daemon=True)
+        self._keeper.start()
+
+    def _keep_full(self) -> None:
+        while not self._is_over.wait(REFILL_S):
+            self._fill()
+
+    def _fill(self) -> None:
         with open(self.path / "ballast", "ab", buffering=0) as ballast:
             for size in (1 << 20, 1 << 12, 1):
                 try:
@@ -69,7 +83,15 @@ class SmallDisk:
 
     def make_room(self) -> None:
         """Undo `fill` or `leave`."""
+        self._stop_keeper()
         (self.path / "ballast").unlink()
+
+    def _stop_keeper(self) -> None:
+        if self._keeper is not None:
+            self._is_over.set()
+            self._keeper.join()
+            self._is_over.clear()
+            self._keeper = None
 
     def set_read_only(self, yes: bool) -> bool:
         """Make it read-only or writable; False where that is not possible now, because a file is being written."""
@@ -81,6 +103,7 @@ class SmallDisk:
 
     def close(self) -> None:
         """Unmount it, with everything in it."""
+        self._stop_keeper()
         self._holder.kill()
         self._holder.wait(10)
         if self._holder.stdout is not None:
