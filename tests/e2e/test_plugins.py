@@ -106,6 +106,23 @@ def test_what_is_not_enabled_is_not_used_and_the_message_tells_how(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_mended_mailbox_is_verified_at_its_new_places(site: Path, mails: Path, tmp_path: Path) -> None:
+    mended, out = tmp_path / "mails.mbox", tmp_path / "out"
+    mended.write_bytes(mails.read_bytes())
+    assert command(site, *options(mended, out, "--map", "without-quotes")).returncode == 3
+    mended.write_bytes(mails.read_bytes().replace(b"> quoted\n\n", b"longer than it was\n\n"))
+    retried = command(site, "retry", out)
+    assert retried.returncode == 0, retried.stdout + retried.stderr
+    verified = command(site, "verify", out)
+    assert verified.returncode == 0, verified.stdout
+    assert "40" in verified.stdout
+    with mended.open("ab") as box:
+        box.write(b"From me\n\none more\n")
+    changed = command(site, "verify", out)
+    assert changed.returncode != 0
+    assert "source_changed" in changed.stdout
+
+
 @pytest.mark.slow
 def test_another_version_of_a_map_neither_goes_on_nor_retries(site: Path, mails: Path, out: Path) -> None:
     metadata = site / "embq_example-1.0.dist-info" / "METADATA"

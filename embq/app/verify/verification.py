@@ -21,15 +21,17 @@ from embq.app.verify.findings import Findings, Violation
 from embq.app.verify.manifest import check_digests, check_manifest
 from embq.app.verify.source_lines import SLICED, SourceLines
 from embq.app.verify.units import Units
-from embq.core.errors import OutputError
+from embq.core.errors import EmbqError, OutputError
 from embq.core.formats.part import Cursor
 from embq.core.run.commits import Commit, CommittedUnit
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.run.run_info import load_run
+from embq.core.run.run_info import RunInfo, load_run
 from embq.core.run.standing_failures import Retries, failed_keys, record_failures
 from embq.core.storage.paths import Place
 from embq.core.units import Retry, Unit
+from embq.producer.retry_planner import SourceCheck
+from embq.sources.kinds import SOURCES
 
 Mode = Literal["full", "quick"]
 """Quick: the log, the manifest's digest, size and footer of each file, litter. Full: also the hash of each file, each
@@ -131,7 +133,7 @@ class Verification:
             check = check_manifest if self._mode == "full" else check_digests
             self._manifest = check(layout, info, findings)
         full = self._mode == "full" and self._manifest is not None
-        self._retried = Retried(layout, self._manifest, findings) if full and self._manifest is not None else None
+        self._retried = Retried(layout, info, self._manifest, findings) if full and self._manifest is not None else None
         self._records = Records(layout, info, self._manifest, findings)
         for commit in self._watch.each("log", self._records.read()):
             self._check(commit)
@@ -184,7 +186,7 @@ class Verification:
             again: list[Retry] = []
             if unit is not None and self._retried is not None:
                 self._retried.check(where, recorded, unit.retry)
-                again, unit = self._retried.again(recorded.u), self._retried.now(unit)
+                again, unit = self._retried.again(recorded.u), self._retried.now(recorded.u, unit)
             with self._watch.on("inputs"):
                 self._units.check(where, recorded, unit, of_unit, failed, again)
             if not recorded.rows + recorded.failures:
@@ -259,9 +261,10 @@ class Retried:
     Memory grows with the retried inputs only.
     """
 
-    def __init__(self, layout: Layout, manifest: Manifest, findings: Findings) -> None:
+    def __init__(self, layout: Layout, info: RunInfo, manifest: Manifest, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
+        self._sources = SourceCheck(info, manifest)
         self._retries = Retries(manifest, lambda _: True)
         self._versions: dict[str, tuple[str, int]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
@@ -275,16 +278,25 @@ class Retried:
             else:
                 self._versions[unit.source] = unit.etag, unit.stop
 
-    def now(self, unit: Unit) -> Unit:
-        """The unit with its source as of the last retry; unchanged if the source cannot be read."""
+    def now(self, u: int, unit: Unit) -> Unit:
+        """Unit `u` with its source as of the last retry; unchanged if the source cannot be read."""
         if unit.kind == "files":
             items = tuple((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
             return replace(unit, items=items)
         version, size = self._versions.get(unit.source, (unit.etag, 0))
         if version == unit.etag:
             return unit
+        if unit.kind not in SOURCES:  # of a plug-in, which alone knows where its units begin
+            return self._planned_again(u, unit)
         mended = replace(unit, etag=version, stop=size if unit.kind == "tar" else unit.stop)
         return self._lines.placed(mended) if unit.kind in SLICED and unit.samples is not None else mended
+
+    def _planned_again(self, u: int, unit: Unit) -> Unit:
+        try:
+            planned = self._sources.current_units(u, unit)
+        except EmbqError:  # reading it says why
+            planned = []
+        return replace(planned[0], retry=unit.retry) if planned else unit
 
     def again(self, u: int) -> list[Retry]:
         """The later retries of the samples of unit `u`."""
