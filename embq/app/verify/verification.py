@@ -286,17 +286,21 @@ class Retried:
         version, size = self._versions.get(unit.source, (unit.etag, 0))
         if version == unit.etag:
             return unit
-        if unit.kind not in SOURCES:  # of a plug-in, which alone knows where its units begin
-            return self._planned_again(u, unit)
         mended = replace(unit, etag=version, stop=size if unit.kind == "tar" else unit.stop)
-        return self._lines.placed(mended) if unit.kind in SLICED and unit.samples is not None else mended
+        if unit.samples is None:
+            return mended
+        if unit.kind in SLICED:
+            return self._lines.placed(mended)
+        # A plug-in alone knows where its units begin.
+        return mended if unit.kind in SOURCES else self._planned_again(u, unit, mended)
 
-    def _planned_again(self, u: int, unit: Unit) -> Unit:
+    def _planned_again(self, u: int, unit: Unit, mended: Unit) -> Unit:
+        """The unit as its source is planned now; `mended` if that is not the version of the last retry."""
         try:
             planned = self._sources.current_units(u, unit)
         except EmbqError:  # reading it says why
-            planned = []
-        return replace(planned[0], retry=unit.retry) if planned else unit
+            return mended
+        return next((replace(part, retry=unit.retry) for part in planned if part.etag == mended.etag), mended)
 
     def again(self, u: int) -> list[Retry]:
         """The later retries of the samples of unit `u`."""
