@@ -202,21 +202,18 @@ def pop(queue: Queue, most: int, *, run: str = "", wait_s: float = 0.0) -> list[
     """
     if most < 1:
         return []
-    client = queue.connection
     popped = _popped_of(queue, run, most) if run else _popped(queue, most, wait_s)
     jobs = []
-    with client.pipeline(transaction=False) as pipe:
-        for job_id in popped:
-            pipe.hgetall(HintJob.key_for(job_id))
-        for job_id, raw_data in zip(popped, pipe.execute() if popped else [], strict=True):
-            job = HintJob(job_id, connection=client, serializer=JSONSerializer)
-            with suppress(NoSuchJobError):
-                job.restore(raw_data)
-                jobs.append(job)
+    for job_id, raw_data in popped:
+        job = HintJob(job_id, connection=queue.connection, serializer=JSONSerializer)
+        with suppress(NoSuchJobError):
+            job.restore(raw_data)
+            jobs.append(job)
     return jobs
 
 
-def _popped(queue: Queue, most: int, wait_s: float) -> list[str]:
+def _popped(queue: Queue, most: int, wait_s: float) -> list[tuple[str, Any]]:
+    """Ids and data of popped hints."""
     client, popped = queue.connection, queue.intermediate_queue.key
     # The broker takes parts of a second.
     first = [client.blmove(queue.key, popped, wait_s, "LEFT", "RIGHT")] if wait_s else []  # type: ignore[arg-type]
@@ -225,23 +222,31 @@ def _popped(queue: Queue, most: int, wait_s: float) -> list[str]:
     with client.pipeline(transaction=False) as pipe:
         for _ in range(most - len(first)):
             pipe.lmove(queue.key, popped, "LEFT", "RIGHT")
-        return _ids(raw for raw in (*first, *pipe.execute()) if raw is not None)
+        job_ids = _ids(raw for raw in (*first, *pipe.execute()) if raw is not None)
+        for job_id in job_ids:
+            pipe.hgetall(HintJob.key_for(job_id))
+        return list(zip(job_ids, pipe.execute() if job_ids else [], strict=True))
 
 
-def _popped_of(queue: Queue, run: str, most: int) -> list[str]:
-    """Ids of popped hints of one run; those of others stay where they are."""
+def _popped_of(queue: Queue, run: str, most: int) -> list[tuple[str, Any]]:
+    """Ids and data of popped hints of one run; those of others stay where they are."""
     client = queue.connection
-    for last in (FRONT - 1, -1):
-        job_ids = [hint for hint in _ids(client.lrange(queue.key, 0, last)) if hint.startswith(f"{run}-")][:most]
-        if job_ids:
+    # The first hints are its own, unless runs share the queue.
+    for last, enough in ((most - 1, most), (FRONT - 1, 1), (-1, 0)):
+        listed = _ids(client.lrange(queue.key, 0, last))
+        job_ids = [job_id for job_id in listed if job_id.startswith(f"{run}-")][:most]
+        if len(job_ids) >= enough:
             break
     with client.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.lpush(queue.intermediate_queue.key, job_id)
             pipe.lrem(queue.key, 1, job_id)
+            pipe.hgetall(HintJob.key_for(job_id))
         answers = pipe.execute() if job_ids else []
     # Of two processes that remove a hint one does.
-    return [job_id for job_id, removed in zip(job_ids, answers[1::2], strict=True) if removed]
+    return [
+        (job_id, data) for job_id, removed, data in zip(job_ids, answers[1::3], answers[2::3], strict=True) if removed
+    ]
 
 
 def put_back(queue: Queue, job_ids: Sequence[str]) -> None:
