@@ -225,6 +225,8 @@ def _of_passage(sample: Sample, column: str) -> str | int:
 
 def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
     """Failures as one record batch of `FAILURE_SCHEMA`; keys and messages made safe for UTF-8 and one line."""
+    if not failures:
+        return _NO_FAILURES
     return pa.RecordBatch.from_pydict(
         {
             "ordinal": [f.ordinal for f in failures],
@@ -235,6 +237,9 @@ def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
         },
         schema=FAILURE_SCHEMA,
     )
+
+
+_NO_FAILURES = pa.RecordBatch.from_pylist([], FAILURE_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)

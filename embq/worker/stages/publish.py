@@ -144,15 +144,15 @@ class PublishStage(Publisher):
         with self.meter.times.at("publish", "busy"):
             with self.meter.stage("publish", [UnitPart(lease)]):
                 rows, failures = self._rows(lease), failure_batch(lease.failures)
-            is_part = False
-            if rows.nbytes >= PART_BYTES:
+                data = b"" if rows.nbytes >= PART_BYTES else encode_batches(rows, failures)
+            part = None
+            if not data:
                 # Without naming the unit: storage that hangs is not its fault. A store's client gives up by itself.
                 in_store = isinstance(place(lease.record.output), ObjectPath)
                 with nullcontext() if in_store else self.meter.stage("publish"):
-                    is_part = self._may_write_part(lease)
-            with self.meter.stage("publish", [UnitPart(lease)]):
-                part = rows if is_part else None
-                data = encode_batches(failures) if is_part else encode_batches(rows, failures)
+                    part = rows if self._may_write_part(lease) else None
+                with self.meter.stage("publish", [UnitPart(lease)]):
+                    data = encode_batches(rows, failures) if part is None else encode_batches(failures)
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,
                 "unit_id": lease.unit_id,
