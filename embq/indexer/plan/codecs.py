@@ -37,11 +37,6 @@ class Codec:
     refine: bool
     fastscan_at_load: bool
 
-    @property
-    def name(self) -> str:
-        """The codec as in a factory string, without the lists: "PCAR192,RaBitQ"."""
-        return f"{self.transform},{self.key}" if self.transform else self.key
-
     def bytes_per_vector(self) -> int:
         """Bytes of one list entry in RAM or in a lists file: code and id."""
         return self.code_bytes + ID_BYTES
@@ -62,36 +57,20 @@ class Codec:
         return rows * self.bytes_per_vector() + padding + nlist * (4 * self.list_dim + 64) + matrices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Code:
-    """Code of a family of codecs.
-
-    Attributes:
-        size_bytes: of one code.
-        rows_s: that one core encodes a second at 512 dimensions.
-        refine, packed: see `Codec.refine` and `Codec.fastscan_at_load`.
-    """
-
-    size_bytes: int
-    rows_s: float
-    refine: bool
-    packed: bool
-
-
-# Rows that one core encodes per second at 512 dimensions (measured, faiss 1.15.1, one core of an EPYC).
-_ENCODE_ROWS_S = {
-    "Flat": 2e6,
-    "SQfp16": 900e3,
-    "SQbf16": 900e3,
-    "SQ8": 730e3,
-    "SQ6": 500e3,
-    "SQ4": 500e3,
-    "RaBitQ": 190e3,
-    "EDEN": 60e3,
-    "PQx4": 150e3,
-    "PQx8": 60e3,
+# Bits of a number, and rows that one core encodes per second at 512 dimensions (measured, faiss 1.15.1, one core of an
+# EPYC).
+_SCALAR = {
+    "Flat": (32, 2e6),
+    "SQfp16": (16, 900e3),
+    "SQbf16": (16, 900e3),
+    "SQ8": (8, 730e3),
+    "SQ6": (6, 500e3),
+    "SQ4": (4, 500e3),
 }
-_RABITQ_ROWS_S = {2: 27e3, 3: 20e3, 4: 16e3, 5: 12e3, 6: 9e3, 7: 6.5e3, 8: 4.7e3, 9: 3e3}
+# The same rows, by bits of a number or of a piece.
+_RABITQ_ROWS_S = {1: 190e3, 2: 27e3, 3: 20e3, 4: 16e3, 5: 12e3, 6: 9e3, 7: 6.5e3, 8: 4.7e3, 9: 3e3}
+_EDEN_ROWS_S = 60e3
+_PQ_ROWS_S = {4: 150e3, 8: 60e3}
 
 
 def codec(name: str, dim: int, *, list_dim: int | None = None) -> Codec:
@@ -107,56 +86,39 @@ def codec(name: str, dim: int, *, list_dim: int | None = None) -> Codec:
     coded = dim
     for step in transforms:
         coded = _dim_after(step, coded)
-    code = _scalar(key, coded) or _binary(key, coded) or _product(key, coded)
-    if code is None:
-        raise ValueError(f"there is no codec {key!r}")
+    code_bytes, rows_s, refine, packed = _code(key, coded)
     return Codec(
         key=key,
         transform=",".join(transforms),
-        code_bytes=code.size_bytes,
+        code_bytes=code_bytes,
         coded_dim=coded,
         list_dim=min(list_dim or coded, coded),
-        encode_rows_s=code.rows_s * (512 / coded),
-        refine=code.refine,
-        fastscan_at_load=code.packed,
+        encode_rows_s=rows_s * (512 / coded),
+        refine=refine,
+        fastscan_at_load=packed,
     )
 
 
-def _scalar(key: str, dim: int) -> _Code | None:
-    """Each number by itself."""
-    bits = {"Flat": 32, "SQfp16": 16, "SQbf16": 16, "SQ8": 8, "SQ6": 6, "SQ4": 4}.get(key)
-    if bits is None:
-        return None
-    return _Code(size_bytes=math.ceil(dim * bits / 8), rows_s=_ENCODE_ROWS_S[key], refine=bits < 8, packed=False)
-
-
-def _binary(key: str, dim: int) -> _Code | None:
-    """Code with some bits of each number, and a few factors for the whole vector."""
-    match = re.fullmatch(r"(RaBitQ|EDEN)([1-9])?", key)
-    if match is None:
-        return None
-    kind, bits = match[1], int(match[2] or 1)
-    if kind == "RaBitQ":
+def _code(key: str, dim: int) -> tuple[int, float, bool, bool]:
+    """Bytes of one code, rows that one core encodes a second at 512 dimensions, `Codec.refine` and
+    `Codec.fastscan_at_load`; ValueError if there is no such code, or not for this many dimensions."""
+    if key in _SCALAR:  # each number by itself
+        bits, rows_s = _SCALAR[key]
+        return math.ceil(dim * bits / 8), rows_s, bits < 8, False
+    if match := re.fullmatch(r"(RaBitQ|EDEN)([1-9])?", key):  # some bits of each number, factors for the whole vector
+        bits = int(match[2] or 1)
+        if match[1] == "EDEN":
+            return math.ceil(dim * bits / 8) + 8, _EDEN_ROWS_S, bits < 6, False
         # One bit of sign and two factors; beyond that, the other bits and three factors more.
         size = math.ceil(dim / 8) + 8 + (math.ceil(dim * (bits - 1) / 8) + 12 if bits > 1 else 0)
-        rows_s = _RABITQ_ROWS_S.get(bits, _ENCODE_ROWS_S["RaBitQ"])
-    else:
-        size, rows_s = math.ceil(dim * bits / 8) + 8, _ENCODE_ROWS_S["EDEN"]
-    # With more bits the packed lists are slower than plain ones (faiss 1.15.1).
-    return _Code(size_bytes=size, rows_s=rows_s, refine=bits < 6, packed=kind == "RaBitQ" and bits == 1)
-
-
-def _product(key: str, dim: int) -> _Code | None:
-    """Pieces of the vector, a word of a codebook for each; ValueError if it cannot be cut into that number."""
-    match = re.fullmatch(r"PQ(\d+)(?:x(4|8))?", key)
-    if match is None:
-        return None
-    pieces, bits = int(match[1]), int(match[2] or 8)
-    if pieces < 1 or dim % pieces:
-        raise ValueError(f"{key} cuts vectors into {pieces} pieces, and {dim} dimensions cannot be cut so")
-    return _Code(
-        size_bytes=math.ceil(pieces * bits / 8), rows_s=_ENCODE_ROWS_S[f"PQx{bits}"], refine=True, packed=bits == 4
-    )
+        # With more bits the packed lists are slower than plain ones (faiss 1.15.1).
+        return size, _RABITQ_ROWS_S[bits], bits < 6, bits == 1
+    if match := re.fullmatch(r"PQ(\d+)(?:x(4|8))?", key):  # pieces of the vector, a word of a codebook for each
+        pieces, bits = int(match[1]), int(match[2] or 8)
+        if pieces < 1 or dim % pieces:
+            raise ValueError(f"{key} cuts vectors into {pieces} pieces, and {dim} dimensions cannot be cut so")
+        return math.ceil(pieces * bits / 8), _PQ_ROWS_S[bits], True, bits == 4
+    raise ValueError(f"there is no codec {key!r}")
 
 
 def _dim_after(step: str, dim: int) -> int:
