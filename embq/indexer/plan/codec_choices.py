@@ -25,7 +25,7 @@ def codec_choices(dim: int, *, metric: str = "cosine", refine: bool = True) -> I
         refine: whether answers are re-ranked by full rows.
     """
     smallest = math.inf
-    for name in _refined(dim, metric) if refine else _unrefined(dim, metric):
+    for name in _refined(dim, metric) if refine and dim >= 16 else _unrefined(dim, metric):
         choice = codec(name, dim, list_dim=list_dim(dim) if metric != "ip" else None)
         if choice.code_bytes < smallest:
             smallest = choice.code_bytes
@@ -39,13 +39,9 @@ def list_dim(dim: int) -> int:
 
 
 def _refined(dim: int, metric: str) -> Iterator[str]:
-    if dim < 16:
-        yield from _unrefined(dim, metric)
-        return
-    if dim % 2 == 0:
-        yield f"PQ{dim // 2}x4"
+    widths = (2, 3, 4, 6, 8) if metric == "ip" else (2,)
+    yield from (f"PQ{dim // width}x4" for width in widths if dim % width == 0)
     if metric == "ip":
-        yield from (f"PQ{dim // width}x4" for width in (3, 4, 6, 8) if dim % width == 0)
         return
     # Of the dimensions that PCA keeps, each 4 bits stand for this many.
     for share, width in ((2 / 3, 2), (1 / 2, 2), (1 / 2, 3), (1 / 4, 2), (1 / 4, 3), (1 / 8, 2)):
@@ -55,10 +51,7 @@ def _refined(dim: int, metric: str) -> Iterator[str]:
 
 
 def _unrefined(dim: int, metric: str) -> Iterator[str]:
-    yield "SQ8"
-    for bits in (6, 5, 4, 3, 2):
-        yield f"RaBitQ{bits}"
-    yield "RaBitQ"
+    yield from ("SQ8", "RaBitQ6", "RaBitQ5", "RaBitQ4", "RaBitQ3", "RaBitQ2", "RaBitQ")
     if metric == "ip" or dim < 16:
         return
     for share in (2, 4, 8):

@@ -133,23 +133,20 @@ def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
 def _codec_of(parts: _Parts, dim: int, suggested: int) -> Codec:
     """The codec with the transforms before it; UsageError if there is none such, or if it needs lists."""
     name = ",".join([*parts.transforms, parts.last])
-    if parts.nlist is None and name != "Flat":
-        try:
-            codec(name, dim)
-        except ValueError:
-            raise _unknown(parts.text, parts.last, suggested) from None
-        listed = parts.joined(f"IVF{suggested}", parts.last)
-        raise _unusable(parts.text, "it has no lists to build in parts", f"--index-key {listed}")
     try:
-        return codec(name, dim, list_dim=parts.list_dim)
+        parsed = codec(name, dim, list_dim=parts.list_dim)
     except ValueError as error:
-        if "cannot be cut" in str(error):
+        if parts.nlist is not None and "cannot be cut" in str(error):
             nearest = _pieces_near(parts.last, dim)
             raise UsageError(
                 f"--index-key {parts.text} cannot be built: {error}",
                 next_step=f"Write {nearest} instead, or put OPQ before it, which changes the dimensions.",
             ) from None
         raise _unknown(parts.text, parts.last, suggested) from None
+    if parts.nlist is None and name != "Flat":
+        listed = parts.joined(f"IVF{suggested}", parts.last)
+        raise _unusable(parts.text, "it has no lists to build in parts", f"--index-key {listed}")
+    return parsed
 
 
 def _try_faiss(text: str, parsed: Codec, dim: int) -> None:
@@ -157,14 +154,13 @@ def _try_faiss(text: str, parsed: Codec, dim: int) -> None:
     from embq.indexer.faiss_module import faiss
 
     try:
-        index = faiss().index_factory(dim, parsed.factory(2))
+        faiss().index_factory(dim, parsed.factory(2))
     except RuntimeError as error:
         reason = str(error).rsplit(": ", 1)[-1].strip()
         raise UsageError(
             f"faiss cannot build --index-key {text} for {dim} dimensions: {reason}",
             next_step="Leave --index-key out, and a key is chosen by the memory allowed.",
         ) from None
-    del index
 
 
 def _unusable(text: str, why: str, instead: str) -> UsageError:
