@@ -10,15 +10,11 @@ from embq.core.errors import InputError
 from embq.core.service.progress_line import duration, size_text
 from embq.indexer.plan.build_options import BuildOptions
 from embq.indexer.plan.codec_choices import codec_choices
-from embq.indexer.plan.costs import Speeds, StageCost, Work, stage_costs
+from embq.indexer.plan.costs import KMEANS_ITERATIONS, Speeds, StageCost, Work, stage_costs
 from embq.indexer.plan.index_key import parse_key
 from embq.indexer.plan.memory import best_codec_that_fits, codec_of_key, rows_of_block, trainable
 
 SCHEMA = 1
-
-KMEANS_ITERATIONS = 6
-"""On real sentences the lists found after 4 iterations over 50 rows each hold as many true neighbours in as few probed
-rows as those after 10 over 100 (0.952 and 0.949 in 12 % of the rows), for a quarter of the time."""
 
 RANGE_BYTES = 128 << 20
 """Average size of one range of lists, so that the largest stays below 256 MB where lists differ."""
@@ -106,15 +102,13 @@ def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, spe
         codec=chosen,
         nlist=nlist,
         train_rows=train_rows,
-        iterations=KMEANS_ITERATIONS,
         block_rows=block_rows,
         slices=_slices(n * chosen.bytes_per_vector(), nlist, options, notes),
         refine=options.refine if options.refine != "auto" else "fp16" if chosen.refine else "none",
-        workers=options.workers,
-        memory=options.current_memory_available,
+        options=options,
         speeds=speeds,
     )
-    return _plan_of(work, options, metric=metric, coarse=key.coarse if key else "", notes=notes)
+    return _plan_of(work, metric=metric, coarse=key.coarse if key else "", notes=notes)
 
 
 def _slices(entries_bytes: int, nlist: int, options: BuildOptions, notes: list[str]) -> int:
@@ -125,7 +119,7 @@ def _slices(entries_bytes: int, nlist: int, options: BuildOptions, notes: list[s
     return slices
 
 
-def _plan_of(work: Work, options: BuildOptions, *, metric: str, coarse: str, notes: Sequence[str]) -> IndexPlan:
+def _plan_of(work: Work, *, metric: str, coarse: str, notes: Sequence[str]) -> IndexPlan:
     n, chosen, nlist = work.n, work.codec, work.nlist
     index_bytes = chosen.index_bytes(n, nlist, work.dim)
     return IndexPlan(
@@ -137,13 +131,13 @@ def _plan_of(work: Work, options: BuildOptions, *, metric: str, coarse: str, not
         metric=metric,
         transform=chosen.transform,
         train_rows=work.train_rows,
-        kmeans_iterations=work.iterations if nlist > 1 else 1,
-        seed=options.seed,
+        kmeans_iterations=KMEANS_ITERATIONS if nlist > 1 else 1,
+        seed=work.options.seed,
         block_rows=work.block_rows,
         slices=work.slices,
         refine=work.refine,
         fastscan_at_load=chosen.fastscan_at_load,
-        indices=min(options.nb_indices_to_keep, work.slices),
+        indices=min(work.options.nb_indices_to_keep, work.slices),
         bytes_per_vector_ram=round(index_bytes / n, 2),
         bytes_per_vector_disk=round((index_bytes + work.rows_bytes) / n, 2),
         stages=stage_costs(work),
@@ -163,10 +157,7 @@ def describe_plan(plan: IndexPlan) -> str:
         f"trained on  {plan.train_rows:,} rows, a random sample of all parts; blocks of {plan.block_rows:,} rows",
         "",
         f"{'stage':<8}{'units':>7}{'RAM':>9}{'disk':>9}{'time':>13}",
-        *(
-            _line(stage.stage, f"{stage.units}", stage.ram_bytes, stage.disk_bytes, stage.seconds)
-            for stage in plan.stages
-        ),
+        *(_line(stage.stage, stage.units, stage.ram_bytes, stage.disk_bytes, stage.seconds) for stage in plan.stages),
         _line(
             "all",
             "",
@@ -179,5 +170,5 @@ def describe_plan(plan: IndexPlan) -> str:
     return "\n".join(lines)
 
 
-def _line(stage: str, units: str, ram_bytes: float, disk_bytes: float, seconds: float) -> str:
+def _line(stage: str, units: int | str, ram_bytes: float, disk_bytes: float, seconds: float) -> str:
     return f"{stage:<8}{units:>7}{size_text(ram_bytes):>9}{size_text(disk_bytes):>9}{duration(max(1, seconds)):>13}"
