@@ -67,7 +67,7 @@ def column_values(identity: Identity, deleted: np.ndarray | None) -> tuple[Colum
     return tuple(
         ColumnValues(
             name=name,
-            type="bool" if pa.types.is_boolean(type_) else "float64" if pa.types.is_floating(type_) else str(type_),
+            type="float64" if pa.types.is_floating(type_) else str(type_),
             values=tuple(sorted(counts[name].items(), key=lambda kv: (-kv[1], kv[0]))) if name in counts else None,
             rows=rows,
         )

@@ -91,9 +91,7 @@ class Selections:
             chunk = bits[start : start + _CHUNK]
             count += int.from_bytes(chunk.tobytes(), "little").bit_count()
             if count <= FEW:
-                nonzero = np.flatnonzero(chunk)
-                rows, places = np.nonzero(np.unpackbits(chunk[nonzero, None], axis=1, bitorder="little"))
-                ids.append(8 * (start + nonzero[rows]) + places)
+                ids.append(8 * start + np.flatnonzero(np.unpackbits(chunk, bitorder="little").view(bool)))
         return Selection(bits, count, np.concatenate(ids) if count <= FEW else None)
 
 
