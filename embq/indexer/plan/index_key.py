@@ -56,7 +56,7 @@ class _Parts:
     Attributes:
         text: the whole.
         transforms: what is before the lists, or all but the last if there are no lists.
-        lists: as they are written, or "".
+        lists: as they are written, or those suggested if there are none.
         nlist: number of lists; None if there are none.
         coarse: an index over the centroids: "" or "HNSW32".
         list_dim: dimensions of the centroids; None for those of the codes.
@@ -65,22 +65,22 @@ class _Parts:
 
     text: str
     transforms: tuple[str, ...]
-    lists: str = ""
+    lists: str
     nlist: int | None = None
     coarse: str = ""
     list_dim: int | None = None
     last: str
 
-    def joined(self, lists: str, last: str) -> str:
-        """The key with other lists and another codec."""
-        return ",".join([*self.transforms, lists, last])
+    def with_codec(self, last: str) -> str:
+        """The key with lists and this codec."""
+        return ",".join([*self.transforms, self.lists, last])
 
 
 def _parts(text: str, suggested: int) -> _Parts:
     *prefix, last = _OUTSIDE_PARENTHESES.split(text)
     match = _LISTS.fullmatch(prefix[-1]) if prefix else None
     if match is None:
-        return _Parts(text=text, transforms=tuple(prefix), last=last)
+        return _Parts(text=text, transforms=tuple(prefix), lists=f"IVF{suggested}", last=last)
     if int(match[1]) < 1:
         raise UsageError(f"--index-key {text} has no lists", next_step=f"Write IVF{suggested} instead of {prefix[-1]}.")
     return _Parts(
@@ -122,11 +122,10 @@ def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
     if unknown := [part for part in parts.transforms if not TRANSFORM.fullmatch(part)]:
         raise _unknown(text, unknown[0], suggested)
     if match := re.fullmatch(r"(PQ\d+x4|RaBitQ)fs[r]?(?:_\d+|\d)?", last):
-        unpacked = parts.joined(parts.lists or f"IVF{suggested}", match[1])
         raise _unusable(
             text,
             "packed lists cannot be merged",
-            f"--index-key {unpacked}: its lists are packed for fast scanning when they are loaded",
+            f"--index-key {parts.with_codec(match[1])}: its lists are packed for fast scanning when they are loaded",
         )
 
 
@@ -144,8 +143,7 @@ def _codec_of(parts: _Parts, dim: int, suggested: int) -> Codec:
             ) from None
         raise _unknown(parts.text, parts.last, suggested) from None
     if parts.nlist is None and name != "Flat":
-        listed = parts.joined(f"IVF{suggested}", parts.last)
-        raise _unusable(parts.text, "it has no lists to build in parts", f"--index-key {listed}")
+        raise _unusable(parts.text, "it has no lists to build in parts", f"--index-key {parts.with_codec(parts.last)}")
     return parsed
 
 
