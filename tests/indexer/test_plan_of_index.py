@@ -67,6 +67,7 @@ def test_each_codec_choice_is_smaller_than_the_one_before(dim: int, refine: bool
 
     choices = list(codec_choices(dim, metric=metric, refine=refine))
     sizes = [choice.code_bytes for choice in choices]
+    assert choices
     for choice in choices:
         assert faiss.extract_index_ivf(faiss.index_factory(dim, choice.factory(4))).code_size == choice.code_bytes
     assert sizes == sorted(sizes, reverse=True)

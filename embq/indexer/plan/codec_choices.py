@@ -25,7 +25,8 @@ def codec_choices(dim: int, *, metric: str = "cosine", refine: bool = True) -> I
         refine: whether answers are re-ranked by full rows.
     """
     smallest = math.inf
-    for name in _refined(dim, metric) if refine and dim >= 16 else _unrefined(dim, metric):
+    refined = list(_refined(dim, metric)) if refine and dim >= 16 else []  # of some dimensions there are none
+    for name in refined or _unrefined(dim, metric):
         choice = codec(name, dim, list_dim=list_dim(dim) if metric != "ip" else None)
         if choice.code_bytes < smallest:
             smallest = choice.code_bytes
