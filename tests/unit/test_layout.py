@@ -20,6 +20,8 @@ INFO = RunInfo(
     inputs=("/data/{0..9}.tar",),
     options=(("id_column", ""), ("unit_samples", "1000")),
     model=ModelConfig(spec="stub:4", modalities=("image", "text"), precision="fp32"),
+    rows=RowSpec(),
+    format="parquet",
     part_rows=1000,
     units=10,
     samples=None,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from embq.core import wire
@@ -42,28 +41,11 @@ class WorkerDefaults:
     prepare_threads: Annotated[int, Meta(ge=0, le=MOST_PREPARE_THREADS)] = 0
 
 
-class _Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of run.json, in the order of its fields."""
-
-    run: RunId
-    inputs: tuple[str, ...]
-    options: dict[str, str]
-    model: dict[str, Any]
-    rows: dict[str, Any]
-    format: Annotated[str, Meta(pattern=rf"\A({'|'.join(FORMATS)})\Z")]
-    part_rows: Annotated[int, Meta(ge=1, le=2**40)]
-    units: UnitCount
-    samples: Count | None
-    manifest_digest: Word
-    segments: tuple[SegmentName, ...] = ()
-    version: ShortText
-    created: ShortText
-    workers: WorkerDefaults = WorkerDefaults()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """A run. All of it is frozen when it is planned, except for the units that are added later.
+
+    Also the form of run.json, in the order of its fields, which is without `added`.
 
     Attributes:
         run: run id, 16 hex digits.
@@ -84,21 +66,21 @@ class RunInfo:
             older versions of embq, whose segments are all those with names that begin with a digit.
     """
 
-    run: str
+    run: RunId
     inputs: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
     model: ModelConfig
-    part_rows: int
-    units: int
-    samples: int | None
-    manifest_digest: str
-    version: str
-    created: str
-    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
-    format: str = "parquet"
-    added: tuple[Generation, ...] = ()
-    segments: tuple[str, ...] = ()
+    rows: RowSpec
+    format: Annotated[str, Meta(pattern=rf"\A({'|'.join(FORMATS)})\Z")]
+    part_rows: Annotated[int, Meta(ge=1, le=2**40)]
+    units: UnitCount
+    samples: Count | None
+    manifest_digest: Word
+    segments: tuple[SegmentName, ...] = ()
+    version: ShortText
+    created: ShortText
     workers: WorkerDefaults = WorkerDefaults()
+    added: tuple[Generation, ...] = ()
 
     @property
     def first_units(self) -> int:
@@ -145,17 +127,16 @@ class RunInfo:
 
     def publish(self, layout: Layout) -> None:
         """Write run.json of a new run, which commits it."""
-        body = {
+        body: dict[str, Any] = {
             "schema": SCHEMA,
-            **{name: getattr(self, name) for name in _Planned.__struct_fields__},
+            **asdict(self),
             "options": dict(self.options),
             "model": self.model.describe(),
             "rows": self.rows.describe(),
         }
+        del body["added"]
         if self.workers == WorkerDefaults():
             del body["workers"]
-        else:
-            body["workers"] = asdict(self.workers)
         # A unique name: an orphan of a killed process must not look like another process at the same time.
         temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
         try:
@@ -180,13 +161,12 @@ def load_run(root: Place) -> RunInfo:
     layout.refuse_links()
     try:
         planned = _read(layout)
-        model, rows = ModelConfig.from_description(planned.model), RowSpec.from_description(planned.rows)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{root} is not an embq output folder: it has no run.json",
             next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
         ) from error
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except OSError as error:
         raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
     added = tuple(read_generations(layout.manifest))
     if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
@@ -196,22 +176,11 @@ def load_run(root: Place) -> RunInfo:
             code="manifest_damaged",
         )
     counts = [planned.samples, *(generation.samples for generation in added)]
-    return RunInfo(
-        run=planned.run,
-        inputs=planned.inputs,
-        options=tuple(sorted(planned.options.items())),
-        model=model,
-        rows=rows,
-        format=planned.format,
-        part_rows=planned.part_rows,
+    return replace(
+        planned,
         units=planned.units + sum(generation.units for generation in added),
         samples=None if None in counts else sum(count for count in counts if count is not None),
-        manifest_digest=planned.manifest_digest,
-        version=planned.version,
-        created=planned.created,
         added=added,
-        segments=planned.segments,
-        workers=planned.workers,
     )
 
 
@@ -227,8 +196,8 @@ def first_segments(layout: Layout) -> list[str]:
     return list(named) or sorted(numbered)
 
 
-def _read(layout: Layout) -> _Planned:
-    """The content of run.json; OSError if it cannot be read, OutputError if it is damaged."""
+def _read(layout: Layout) -> RunInfo:
+    """The run as it was planned, of run.json; OSError if it cannot be read, OutputError if it is damaged."""
     data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
     try:
         body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)
@@ -237,6 +206,8 @@ def _read(layout: Layout) -> _Planned:
                 f"{layout.run_json} has schema {body.get('schema')}, this embq reads {SCHEMA}",
                 next_step="use the embq version that made the run",
             )
-        return wire.convert(_Planned, body, what=str(layout.run_json))
+        options = wire.convert(dict[str, str], body.get("options"), what=str(layout.run_json))
+        body |= {"options": sorted(options.items()), "added": ()}
+        return wire.convert(RunInfo, body, what=str(layout.run_json))
     except MalformedError as error:
         raise OutputError(f"{layout.run_json} cannot be read: {error.message}") from error
