@@ -53,6 +53,7 @@ class StoredRun:
             inputs=(),
             options=(),
             model=MODEL,
+            rows=RowSpec(),
             format=format,
             part_rows=1_000_000,
             units=summary.units,

@@ -66,6 +66,15 @@ def content_hash(value: Any) -> str:
     return id_of(canonical_json(value).encode("utf-8", "surrogateescape"))
 
 
+def sealed(body: dict[str, Any]) -> dict[str, Any]:
+    """A record with the hash of its other fields as `sha256`, in place of one that it has; the same if that fits.
+
+    UnicodeEncodeError for what cannot be hashed: a surrogate that is no escape.
+    """
+    text = canonical_json({name: value for name, value in body.items() if name != "sha256"})
+    return {**body, "sha256": hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()}
+
+
 def id_of(description: bytes) -> str:
     """The id of the unit whose description is `description`: canonical JSON with surrogate escapes as bytes."""
     return hashlib.sha256(description).hexdigest()[:32]

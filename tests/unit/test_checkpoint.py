@@ -12,6 +12,7 @@ from embq.core.run import checkpoint
 from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
+from embq.core.units import canonical_json, sealed
 from embq.writer.commit import Committer
 from tests.support.outputs.build import build, record_path, write_jsonl
 
@@ -65,7 +66,13 @@ def _of_another_log(path: Path) -> None:
     checkpoint.save(Layout(path.parent.parent), other)
 
 
-@pytest.mark.parametrize("damage", [_shorten, _count_more, _of_another_log, Path.unlink])
+def _keep_less(path: Path) -> None:
+    body = json.loads(path.read_text())
+    del body["retries"]
+    path.write_text(canonical_json(sealed(body)))
+
+
+@pytest.mark.parametrize("damage", [_shorten, _count_more, _of_another_log, _keep_less, Path.unlink])
 def test_a_checkpoint_that_does_not_fit_is_passed_over(layout: Layout, damage: Callable[[Path], None]) -> None:
     before = (layout.writer / "checkpoint.json").read_bytes()
     damage(layout.writer / "checkpoint.json")

@@ -20,11 +20,12 @@ from embq.core.run.run_info import load_run
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import names_in, output_error, write_new
 from embq.core.storage.paths import Place
+from embq.core.wire import Count, ShortText, UnitCount, Word
 
 
 @dataclass(slots=True)
 class LogState:
-    """State after a record of the log; `apply` adds the next record.
+    """State after a record of the log; `apply` adds the next record. Also the form of a checkpoint.
 
     Attributes:
         units: number of units of the run.
@@ -35,21 +36,21 @@ class LogState:
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
-    units: int
-    n: int = 0
-    prev: str = ""
-    epoch: int = 0
-    next_id: int = 0
-    rows: int = 0
-    failures: int = 0
-    quarantined: int = 0
-    truncated: int = 0
-    tokens: int = 0
-    retries: int = 0
-    count: int = 0
-    fingerprint: str = ""
+    units: UnitCount
+    n: Count = 0
+    prev: Word = ""
+    epoch: Count = 0
+    next_id: Count = 0
+    rows: Count = 0
+    failures: Count = 0
+    quarantined: Count = 0
+    truncated: Count = 0
+    tokens: Count = 0
+    retries: Count = 0
+    count: Count = 0
+    fingerprint: ShortText = ""
     ended: bool = False
-    widths: dict[str, int] = field(default_factory=dict)
+    widths: dict[str, Count] = field(default_factory=dict)
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ A record that does not match its hash stops the run: it is never skipped.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from embq.core import wire
 from embq.core.errors import MalformedError, OutputError
 from embq.core.storage.beneath import below
 from embq.core.storage.paths import Place
-from embq.core.units import canonical_json
+from embq.core.units import canonical_json, sealed
 from embq.core.wire import Count, RelativePath, ShortText, UnitNumber, Word
 
 SCHEMA, SCHEMA_OF_PARTS = 1, 2
@@ -142,26 +141,24 @@ class Commit:
         schema = SCHEMA if len(self.parts) < 2 else SCHEMA_OF_PARTS
         body: dict[str, Any] = {"schema": schema, **msgspec.to_builtins(replace(self, units=()))}
         body["units"] = [unit.describe() for unit in self.units]
-        del body["sha256"]
-        digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
-        return (canonical_json({**body, "sha256": digest}) + "\n").encode(), digest
+        body = sealed(body)
+        return (canonical_json(body) + "\n").encode(), body["sha256"]
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Commit:
         """The record in a file's content; OutputError if it is damaged."""
         try:
             body = wire.read(dict[str, Any], data, what=f"commit record {name}", most_bytes=MOST_BYTES)
-            digest = body.pop("sha256", None)
-            if hashlib.sha256(canonical_json(body).encode("utf-8", "surrogatepass")).hexdigest() != digest:
+            if sealed(body) != body:
                 raise damaged(name, "its hash does not match its content")
             if body.get("schema") not in (SCHEMA, SCHEMA_OF_PARTS):
                 raise OutputError(f"{name} has schema {body.get('schema')}, this embq reads up to {SCHEMA_OF_PARTS}")
-            return wire.convert(cls, {**body, "sha256": digest}, what=f"commit record {name}")
-        except MalformedError as error:
-            raise damaged(name, error.message) from error
+            return wire.convert(cls, body, what=f"commit record {name}")
+        except (MalformedError, UnicodeEncodeError) as error:
+            raise damaged(name, error) from error
 
 
-def damaged(name: str, why: str) -> OutputError:
+def damaged(name: str, why: object) -> OutputError:
     """The error for a damaged record."""
     return OutputError(
         f"commit record {name} is damaged: {why}",

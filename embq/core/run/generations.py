@@ -7,7 +7,6 @@ durable. A reader sees all of a generation or nothing of it; segments that no re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Collection, Iterator
@@ -22,7 +21,7 @@ from embq.core.errors import MalformedError, OutputError, TryLaterError
 from embq.core.storage import beneath
 from embq.core.storage.durable import names_in, output_error, write_new
 from embq.core.storage.paths import Place
-from embq.core.units import canonical_json
+from embq.core.units import sealed
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
 
 SCHEMA = 1
@@ -106,7 +105,7 @@ def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
     """
     path = _path(folder, generation.number)
     body: dict[str, Any] = {"schema": SCHEMA, **asdict(generation), "options": dict(generation.options)}
-    text = json.dumps({**body, "sha256": _digest(body)}, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(sealed(body), indent=1, ensure_ascii=False) + "\n"
     unfinished = temporary / f"manifest-{path.stem}.{secrets.token_hex(4)}.json"
     try:
         write_new(path, text.encode("utf-8", "surrogateescape"), temporary=unfinished)
@@ -133,15 +132,11 @@ def _path(folder: Place, number: int) -> Place:
     return folder / f"{PREFIX}{number:04d}.json"
 
 
-def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(body).encode("utf-8", "surrogateescape")).hexdigest()
-
-
 def _parse(data: bytes, path: Place) -> Generation:
     what = "a generation's record"
     try:
         body = wire.read(dict[str, Any], data.decode("utf-8", "surrogateescape"), what=what, most_bytes=MOST_BYTES)
-        if _digest({name: value for name, value in body.items() if name != "sha256"}) != body.get("sha256"):
+        if sealed(body) != body:
             raise _damaged(path, "its hash does not match its content")
         if body.get("schema") != SCHEMA:
             raise OutputError(f"{path} has schema {body.get('schema')}, this embq reads {SCHEMA}")
