@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from embq.app.indexing.build import built_index
 from embq.core.errors import InputError, UsageError
 from embq.core.process.limits import cores
-from embq.core.storage.durable import drop, output_error, overwrite, publish
+from embq.core.storage.durable import drop, output_error, overwrite, publish, writing
 from embq.indexer.collection.clip_retrieval import FOLDERS
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.collection.parquet import rows_of
@@ -60,11 +60,9 @@ def workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 
     Raises TryLaterError if another process is at work in it.
     """
-    try:
+    with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         folder = parent / f".{name}.embq" if resumable else Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
-    except OSError as error:
-        raise output_error(error, parent) from error
     with index_lock(folder):
         try:
             yield folder
@@ -97,13 +95,10 @@ def written(array: Any, path: Path) -> str:
             code="not_vectors",
         )
     header = {"descr": "<f4", "fortran_order": False, "shape": tuple(array.shape)}
-    try:
-        with open(path, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for first in range(0, len(array), COPY_ROWS):
-                file.write(np.ascontiguousarray(array[first : first + COPY_ROWS], "<f4").data)
-    except OSError as error:
-        raise output_error(error, path) from error
+    with writing(path), open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, len(array), COPY_ROWS):
+            file.write(np.ascontiguousarray(array[first : first + COPY_ROWS], "<f4").data)
     return str(path)
 
 
@@ -169,14 +164,12 @@ def infos_of(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
 
 
 def write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapping[str, Any]) -> None:
-    try:
+    with writing(infos_path):
         infos_path.absolute().parent.mkdir(parents=True, exist_ok=True)
         for file in exported.files:
             suffix = file.path.name.removeprefix(path.name)
             text = json.dumps(infos[str(file.path)], indent=1) + "\n"
             overwrite(infos_path.with_name(infos_path.name + suffix).absolute(), text.encode())
-    except OSError as error:
-        raise output_error(error, infos_path) from error
 
 
 def refuse_used(folder: Path) -> None:

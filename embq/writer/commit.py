@@ -29,7 +29,7 @@ from embq.core.run.commit_log import CommitLog, LogState, row_files
 from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
 from embq.core.run.layout import PLANNED, Layout, record_number
 from embq.core.run.run_info import RunInfo
-from embq.core.storage.durable import claim, drop, drop_in, fsync_folder, link, names_in, output_error, publish
+from embq.core.storage.durable import claim, drop, drop_in, fsync_folder, link, names_in, output_error, publish, writing
 from embq.core.storage.objects import ObjectPath, unfinished
 from embq.writer.accept import Accepted
 
@@ -159,10 +159,8 @@ class Committer:
 
     def _make_folders(self) -> None:
         self.layout.make(*row_folders(self.layout, self.info))
-        try:
+        with writing(self.layout.root):
             fsync_folder(self.layout.root)
-        except OSError as error:
-            raise output_error(error, self.layout.root) from error
 
     def _epochs(self) -> list[int]:
         matches = (re.fullmatch(r"epoch-([0-9]{1,18})", name) for name in names_in(self.layout.writer))
@@ -324,11 +322,9 @@ class Committer:
         for part in parts:
             name = f"part-{self.state.n + 1:08d}.{first_id:012d}.{self.info.format}"
             path = self.layout.parts / name
-            try:
+            with writing(path):
                 link(self.layout.staged_parts / part.path, path, self._name(first_id).unfinished(str(first_id)))
                 self._on_progress()
-            except OSError as error:
-                raise output_error(error, path) from error
             yield replace(part, path=self.layout.relative(path), first_id=first_id)
             first_id += part.rows
         if parts:
@@ -355,10 +351,8 @@ class Committer:
     def _publish(self, draft: Draft) -> None:
         """Give a finished file its final name, durably; an orphan of that name from a dead writer is replaced."""
         path = self.layout.root / draft.file.path
-        try:
+        with writing(path):
             publish(draft.temporary, path, self._on_progress)
-        except OSError as error:
-            raise output_error(error, path) from error
 
 
 def _repeat_ids(results: Sequence[Accepted], what: str) -> pa.Array:

@@ -8,7 +8,7 @@ import secrets
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, Entry
 from embq.core.run.layout import Layout
 from embq.core.storage.beneath import written
-from embq.core.storage.durable import drop_in, names_in, output_error, overwrite
+from embq.core.storage.durable import drop_in, names_in, overwrite, writing
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.objects import unfinished as uploads
 
@@ -23,11 +23,9 @@ def leave_nonce(layout: Layout, nonce: str) -> None:
     if isinstance(layout.staged_parts, ObjectPath) and layout.takes_parts:
         overwrite(layout.staged_parts / ".shared", nonce.encode())
     name = f"{_NONCE}{secrets.token_hex(4)}"
-    try:
-        with written(layout.staging.parent, f"{layout.staging.name}/.shared", temporary=name) as file:
-            file.write(nonce.encode())
-    except OSError as error:
-        raise output_error(error, layout.staging / ".shared") from error
+    path = layout.staging / ".shared"
+    with writing(path), written(layout.staging.parent, f"{layout.staging.name}/.shared", temporary=name) as file:
+        file.write(nonce.encode())
 
 
 def is_staged(ref: str, unit_id: str) -> bool:

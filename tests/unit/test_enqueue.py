@@ -108,7 +108,7 @@ def test_what_a_killed_plan_left_behind_is_planned_over(request_: Request, monke
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("embq.core.run.run_info.write_new", kill)
+        patch.setattr("embq.core.run.run_info.write_first", kill)
         with pytest.raises(Killed):
             prepare(other_units(request_))
     assert not Layout(request_.output).run_json.exists()

@@ -23,7 +23,7 @@ from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
 from embq.core.service.progress_line import size_text
 from embq.core.settings import Settings
-from embq.core.storage.durable import output_error, publish, write_new
+from embq.core.storage.durable import publish, write_new, writing
 from embq.core.storage.objects import ObjectPath, probe
 from embq.core.storage.paths import is_url, place, refuse_unnameable
 
@@ -109,10 +109,8 @@ def _examine_store(url: str) -> Iterator[Check]:
     root = place(url)
     assert isinstance(root, ObjectPath)
     began = time.monotonic()
-    try:
+    with writing(root):
         probe(root / "_writer")
-    except OSError as error:
-        raise output_error(error, root) from error
     took_ms = (time.monotonic() - began) * 1000
     yield Check.passed("storage", f"{root}: creates a name only once; finding that out took {took_ms:.0f} ms")
 

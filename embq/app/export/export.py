@@ -25,7 +25,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.reader import part_tables
 from embq.core.run.run_info import RunInfo, load_run
-from embq.core.storage.durable import output_error, publish, write_new
+from embq.core.storage.durable import publish, write_new, writing
 from embq.core.storage.new_folder import new_folder
 from embq.core.storage.paths import Place
 
@@ -223,11 +223,9 @@ def _files(
         written = write_part(info, table, name, notes)
         for draft in written:
             path = layout.root / draft.file.path
-            try:
+            with writing(path):
                 path.parent.mkdir(exist_ok=True)
                 publish(draft.temporary, path)
-            except OSError as error:
-                raise output_error(error, path) from error
         del table  # before the next one is read
         of_rows += (draft.file for draft in written if draft.file.kind == "rows")
         yield [draft.file for draft in written]

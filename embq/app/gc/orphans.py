@@ -17,7 +17,7 @@ from embq.core.run.generations import leftovers
 from embq.core.run.layout import PLANNED, Layout, record_number
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage import beneath
-from embq.core.storage.durable import output_error, try_lock
+from embq.core.storage.durable import output_error, try_lock, writing
 from embq.core.storage.objects import ObjectPath, Status, Unfinished, unfinished
 from embq.core.storage.paths import Place
 
@@ -149,13 +149,11 @@ def remove_orphans(layout: Layout, orphans: Orphans) -> None:
         upload.abort()
     for item in orphans.files:
         path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
-        try:
+        with writing(path):
             if isinstance(path, ObjectPath):
                 path.unlink(missing_ok=True)
             else:  # in one of the run's folders, which are in the output folder, its home or the spool
                 beneath.unlink(path.parent.parent, f"{path.parent.name}/{path.name}", missing_ok=True)
-        except OSError as error:
-            raise output_error(error, path) from error
 
 
 def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
@@ -176,7 +174,7 @@ def _storage_time(folder: Place) -> float:
     """Time by the clock of a folder's storage, which may differ from that of this machine."""
     name = f".gc-{secrets.token_hex(4)}"
     probe = folder / name
-    try:
+    with writing(probe):
         if isinstance(probe, ObjectPath):
             probe.create(b"")
             try:
@@ -190,8 +188,6 @@ def _storage_time(folder: Place) -> float:
             finally:
                 os.close(file)
                 os.unlink(name, dir_fd=descriptor)
-    except OSError as error:
-        raise output_error(error, probe) from error
 
 
 def _token_part(name: str) -> str:

@@ -18,7 +18,7 @@ from embq.core import wire
 from embq.core.errors import MalformedError, OutputError
 from embq.core.run.layout import Layout
 from embq.core.storage.beneath import read_bytes
-from embq.core.storage.durable import output_error, overwrite
+from embq.core.storage.durable import overwrite, writing
 
 SCHEMA = 1
 MOST_BYTES = 4_096
@@ -124,7 +124,5 @@ def save_control(layout: Layout, control: Control) -> None:
     """Write it, durably, in place of what was there."""
     data = json.dumps({"schema": SCHEMA, "state": control.state, "priority": control.priority}) + "\n"
     temporary = layout.temporary / f"control.{secrets.token_hex(4)}.json"
-    try:
+    with writing(layout.control):
         overwrite(layout.control, data.encode(), temporary=temporary)
-    except OSError as error:
-        raise output_error(error, layout.control) from error

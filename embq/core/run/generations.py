@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from embq.core import wire
-from embq.core.errors import MalformedError, OutputError, TryLaterError
+from embq.core.errors import MalformedError, OutputError
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, output_error, write_new
+from embq.core.storage.durable import names_in, write_first
 from embq.core.storage.paths import Place
 from embq.core.units import sealed
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
@@ -107,14 +107,7 @@ def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
     body: dict[str, Any] = {"schema": SCHEMA, **asdict(generation), "options": dict(generation.options)}
     text = json.dumps(sealed(body), indent=1, ensure_ascii=False) + "\n"
     unfinished = temporary / f"manifest-{path.stem}.{secrets.token_hex(4)}.json"
-    try:
-        write_new(path, text.encode("utf-8", "surrogateescape"), temporary=unfinished)
-    except FileExistsError as error:
-        raise TryLaterError(
-            f"{path} was written by another process at the same time", next_step="give the same command again"
-        ) from error
-    except OSError as error:
-        raise output_error(error, path) from error
+    write_first(path, text.encode("utf-8", "surrogateescape"), temporary=unfinished)
 
 
 def leftovers(folder: Place, first: Collection[str] = ()) -> list[Place]:

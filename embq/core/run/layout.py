@@ -13,7 +13,7 @@ from typing import IO
 from embq.core.errors import InputError
 from embq.core.settings import spool_folder, staging_folder, state_folder
 from embq.core.storage import beneath
-from embq.core.storage.durable import drop_in, output_error
+from embq.core.storage.durable import drop_in, output_error, writing
 from embq.core.storage.objects import ObjectPath, probe
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
@@ -151,10 +151,8 @@ class Layout:
         Raises OutputError if that is not possible, ConfigError for an object store without conditional creates.
         """
         if isinstance(self.root, ObjectPath):
-            try:
+            with writing(self.root):
                 probe(self.root / "_writer")
-            except OSError as error:
-                raise output_error(error, self.root) from error
         self.refuse_links()
         _make(self.root, self.manifest, self.commits, self.failures, *rows)
         self.make_own()
@@ -185,12 +183,10 @@ class Layout:
     def open_plan_lock(self) -> IO[str]:
         """The file `plan_lock`, created if it is missing; OutputError if that is not possible."""
         flags = os.O_RDWR | os.O_CREAT
-        try:
+        with writing(self.plan_lock):
             return open(
                 beneath.open_file(self.home, f"{self.plan_lock.parent.name}/{self.plan_lock.name}", flags, 0o666), "r+"
             )
-        except OSError as error:
-            raise output_error(error, self.plan_lock) from error
 
 
 _NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_emb)_)(\d+)(?:\.|$)")
@@ -198,10 +194,8 @@ _NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_
 
 def _make(*folders: Place) -> None:
     for folder in folders:
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise output_error(error, folder) from error
 
 
 def _hashed(root: Place) -> str:

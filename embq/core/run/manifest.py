@@ -23,7 +23,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.run_info import first_segments
 from embq.core.run.unit_sizes import COLUMNS, UnitSize, UnitSizes
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, output_error, publish
+from embq.core.storage.durable import names_in, publish, writing
 from embq.core.storage.paths import Place, opened
 from embq.core.units import Unit, canonical_json, id_of
 from embq.core.wire import malformed, read
@@ -124,11 +124,9 @@ class SegmentWriter:
         name = f"{self.prefix}{len(self.names):05d}.parquet"
         path, temporary = self.layout.manifest / name, self.layout.temporary / f"manifest-{name}"
         table = pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
-        try:
+        with writing(path):
             pq.write_table(table, temporary, compression="zstd", use_dictionary=DICTIONARY, write_statistics=False)
             publish(temporary, path)
-        except OSError as error:
-            raise output_error(error, path) from error
         self.names.append(name)
 
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from embq.core import wire
-from embq.core.errors import InputError, MalformedError, OutputError, TryLaterError
+from embq.core.errors import InputError, MalformedError, OutputError
 from embq.core.models import REFERENCE, ModelConfig
 from embq.core.rows.spec import FORMATS, RowSpec
 from embq.core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
 from embq.core.run.layout import Layout
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, output_error, write_new
+from embq.core.storage.durable import names_in, write_first
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
@@ -139,15 +139,7 @@ class RunInfo:
             del body["workers"]
         # A unique name: an orphan of a killed process must not look like another process at the same time.
         temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
-        try:
-            write_new(layout.run_json, json.dumps(body, indent=1).encode() + b"\n", temporary=temporary)
-        except FileExistsError as error:
-            raise TryLaterError(
-                f"{layout.run_json} was written by another process at the same time",
-                next_step="give the same command again",
-            ) from error
-        except OSError as error:
-            raise output_error(error, layout.run_json) from error
+        write_first(layout.run_json, json.dumps(body, indent=1).encode() + b"\n", temporary=temporary)
 
 
 def run_id(identity: dict[str, Any], output: Place) -> str:

@@ -16,12 +16,12 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from embq.core.errors import OutputError, OutsideError
+from embq.core.errors import OutputError, OutsideError, TryLaterError
 from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -268,3 +268,24 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
     else:
         code, message = "output", f"{path}: {error.strerror or error}"
     return OutputError(message, next_step=next_steps.get(code, ""), code=code)
+
+
+@contextmanager
+def writing(path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> Iterator[None]:
+    """A block that writes `path`: an OSError of it is raised as its `output_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(error, path, next_steps=next_steps) from error
+
+
+def write_first(path: Place, data: bytes, *, temporary: Path) -> None:
+    """`write_new` for what several processes may plan at a time; TryLaterError if another one was first."""
+    try:
+        write_new(path, data, temporary=temporary)
+    except FileExistsError as error:
+        raise TryLaterError(
+            f"{path} was written by another process at the same time", next_step="give the same command again"
+        ) from error
+    except OSError as error:
+        raise output_error(error, path) from error

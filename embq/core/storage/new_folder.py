@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embq.core.errors import InputError, OutputError
-from embq.core.storage.durable import fsync_folder, output_error
+from embq.core.storage.durable import fsync_folder, output_error, writing
 
 UNFINISHED = ".unfinished-"
 """Part of the name of the temporary folder; a process that is killed leaves it behind."""
@@ -29,10 +29,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     refuse_used(path)
     unfinished = path.with_name(f"{path.name}{UNFINISHED}{secrets.token_hex(4)}")
-    try:
+    with writing(path, next_steps=_NEXT_STEPS):
         unfinished.mkdir(parents=True)
-    except OSError as error:
-        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
     try:
         yield unfinished
         for folder, _, _ in os.walk(unfinished):

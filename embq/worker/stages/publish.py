@@ -27,7 +27,7 @@ from embq.core.run.run_info import RunInfo, load_run
 from embq.core.service.log import Events
 from embq.core.settings import spool_folder
 from embq.core.storage.beneath import read_bytes, written
-from embq.core.storage.durable import drop_in, output_error
+from embq.core.storage.durable import drop_in, writing
 from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, place
@@ -318,7 +318,7 @@ class PublishStage(Publisher):
         lease, layout = result.lease, Layout(place(result.lease.record.output))
         folder, suffix = (layout.staging, RESULT_SUFFIX) if result.part is None else (layout.staged_parts, PART_SUFFIX)
         path = folder / f"{lease.unit_id}.{lease.token.replace(':', '_')}{suffix}"
-        try:
+        with writing(path):
             if isinstance(path, ObjectPath):
                 with TemporaryFile(dir=spool_folder()) as spool:
                     digest = self._write(result, spool)
@@ -328,8 +328,6 @@ class PublishStage(Publisher):
                 name = f"{folder.name}/{path.name}"
                 with written(path.parents[1], name, temporary=f".{path.name}") as raw:
                     digest = self._write(result, raw, synced=result.part is not None)
-        except OSError as error:
-            raise output_error(error, path) from error
         result.fields |= {"ref": path.name, "sha256": digest}
         result.part = None
         return path
