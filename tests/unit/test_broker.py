@@ -14,9 +14,10 @@ import redis
 
 import embq.core.broker.client
 import embq.core.broker.retry_policy
-from embq.core.broker.client import ServerInfo, check, connect, mask, problems, reach
+from embq.core.broker.client import ServerInfo, check, connect, problems, reach
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import BrokerError, ConfigError, EmbqError, Exit
+from embq.core.redaction import masked
 from tests.faults.kit.proxy import Proxy
 from tests.support.waiting import wait_until
 
@@ -217,11 +218,11 @@ def test_a_url_that_cannot_be_used_is_a_configuration_error(url: str) -> None:
     ],
 )
 def test_no_message_shows_a_password(url: str) -> None:
-    assert "PASS" not in mask(url)
-    assert url.split("://")[0] in mask(url)
-    assert "host" in mask(url) or "server.sock" in mask(url)
+    assert "PASS" not in masked(url)
+    assert url.split("://")[0] in masked(url)
+    assert "host" in masked(url) or "server.sock" in masked(url)
 
 
 @pytest.mark.parametrize("url", ["redis://host:6379/0", "redis://user@host", "unix:///a/b.sock"])
 def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
-    assert mask(url) == url
+    assert masked(url) == url

@@ -19,13 +19,14 @@ from rq.utils import as_text
 
 from embq.app.doctor.check import Check, guarded
 from embq.core.broker.address import BrokerAddress
-from embq.core.broker.client import connect, mask, problems, reach
+from embq.core.broker.client import connect, problems, reach
 from embq.core.broker.embedded import EmbeddedServer, server_binary
 from embq.core.broker.tls import shake_hands
 from embq.core.broker.users import ROLES, role_of
 from embq.core.errors import ConfigError
 from embq.core.networks import is_loopback, public_addresses
 from embq.core.queue.reporting import CLOCK_NEXT, CLOCK_OFFSET_S, clock_ahead_s
+from embq.core.redaction import masked
 from embq.core.service.progress_line import duration, size_text
 from embq.core.settings import Settings, broker_ca, password_file
 
@@ -73,7 +74,7 @@ def _essentials(client: redis.Redis, url: str) -> list[Check]:
     server = reach(client, url)
     checks = [Check("broker", "fail", problem, fix) for problem, fix in problems(client, server)]
     if not checks:
-        place = "" if url.startswith("unix:") else f" at {mask(url)}"
+        place = "" if url.startswith("unix:") else f" at {masked(url)}"
         checks.append(Check.passed("broker", f"{server}{place}, up {server.uptime_s:,} s"))
     return [*checks, _queue(client), _clock(client)]
 

@@ -60,11 +60,6 @@ class ServerInfo:
         return f"{self.name} {'.'.join(map(str, self.version))}"
 
 
-def mask(url: str) -> str:
-    """The URL without its password, for messages and logs."""
-    return masked(url)
-
-
 def connect(
     url: str,
     *,
@@ -94,7 +89,7 @@ def connect(
     """
     if urlsplit(url).scheme not in CONNECTIONS:
         raise ConfigError(
-            f"broker URL {mask(url)!r} must start with redis://, rediss:// or unix://",
+            f"broker URL {masked(url)!r} must start with redis://, rediss:// or unix://",
             next_step="for example --broker redis://localhost:6379",
         )
     errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
@@ -116,7 +111,7 @@ def connect(
             **({"password": password} if password and not urlsplit(url).password else {}),
         )
     except ValueError as error:
-        raise ConfigError(f"broker URL {mask(url)!r} cannot be used: {error}") from error
+        raise ConfigError(f"broker URL {masked(url)!r} cannot be used: {error}") from error
 
 
 def reach(client: redis.Redis, url: str) -> ServerInfo:
@@ -133,21 +128,21 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
         wrong = "invalid" in str(error) or "WRONGPASS" in str(error)
         user = f"the user {address.user!r}" if address.user else "the default user"
         raise ConfigError(
-            f"the broker at {mask(url)} does not take this password for {user}, or does not let that user in"
+            f"the broker at {masked(url)} does not take this password for {user}, or does not let that user in"
             if wrong
-            else f"the broker at {mask(url)} wants a password",
+            else f"the broker at {masked(url)} wants a password",
             next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE; `embq broker init` "
             "makes a folder with a password for each user",
         ) from error
     except NoPermissionError as error:
         raise ConfigError(
-            f"the broker at {mask(url)} refused us: {error}",
+            f"the broker at {masked(url)} refused us: {error}",
             next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE",
         ) from error
     except RedisError as error:
         address.check_plain()
         raise BrokerError(
-            f"no broker answers at {mask(url)} ({_brief(error)})",
+            f"no broker answers at {masked(url)} ({_brief(error)})",
             next_step="start it, or correct --broker / EMBQ_BROKER_URL; `embq doctor` checks it",
         ) from error
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -201,7 +196,7 @@ def check(client: redis.Redis, url: str) -> ServerInfo:
     server = reach(client, url)
     if issues := problems(client, server):
         problem, next_step = issues[0]
-        raise ConfigError(f"the broker at {mask(url)} cannot be used: {problem}", next_step=next_step, code="broker")
+        raise ConfigError(f"the broker at {masked(url)} cannot be used: {problem}", next_step=next_step, code="broker")
     return server
 
 

@@ -53,10 +53,9 @@ def context(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca or None)
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise _refused(
             f"EMBQ_BROKER_CA names {ca}, in which there is no certificate that can be read",
-            next_step="point it to the ca.crt that `embq broker init` made for this broker",
-            code="tls",
+            "point it to the ca.crt that `embq broker init` made for this broker",
         ) from error
 
 
@@ -83,11 +82,10 @@ def shake_hands(host: str, port: int, ca: str) -> Handshake:
                 "start the server with --tls-auth-clients no: clients of embq show a password, not a certificate",
             ) from error
         if not isinstance(error, ConnectionRefusedError) and _speaks_plain(host, port):
-            raise ConfigError(
+            raise _refused(
                 f"{_at(host, port)} speaks plain Redis, and not TLS as rediss:// asks for",
-                next_step="take the port at which the broker listens for TLS (in the stack 6380), or "
+                "take the port at which the broker listens for TLS (in the stack 6380), or "
                 "redis:// where the network is your own",
-                code="tls",
             ) from error
         raise
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import redis
 
 from embq.core import errors
-from embq.core.broker.client import mask
 from embq.core.errors import EmbqError
 from embq.core.queue import hints, index_builds
 from embq.core.queue.hints import IndexHint
@@ -25,6 +24,7 @@ from embq.core.queue.ledger import Ledger
 from embq.core.queue.outage_detector import OutageDetector
 from embq.core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from embq.core.queue.scripts import Loader, Script, load_scripts
+from embq.core.redaction import masked
 from embq.core.service.log import Events
 from embq.core.units import content_hash
 from embq.indexer.index_files.files import to_json, write_current
@@ -65,7 +65,7 @@ class QueueRunner:
         say: Callable[[str], None],
     ) -> None:
         self._client = client
-        self._url = mask(url)
+        self._url = masked(url)
         self._memory_bytes = memory_bytes
         self._lease_s = lease_s
         self._say = say
