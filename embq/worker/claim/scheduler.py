@@ -18,9 +18,9 @@ from embq.core.errors import InputError
 from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.fair_queue import VirtualTimes
-from embq.core.queue.index_builds import IndexBuild, IndexStage, announced
+from embq.core.queue.index_builds import IndexBuild, announced
 from embq.core.queue.keys import TURNS, run_key
-from embq.core.queue.runs import Backlog, active, is_over
+from embq.core.queue.runs import Backlog, RunRecord, active, is_over
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.control import RunState
 from embq.core.run.run_info import WorkerDefaults
@@ -59,7 +59,6 @@ class _Look:
     """The runs that may be served, as the broker knows them.
 
     Attributes:
-        done: the runs that are over.
         unfinished: models of runs that are not over, also of those that are paused or cancelled; and builds that have a
             conductor, also between two stages.
         running: models of running runs -> weight of these.
@@ -67,7 +66,6 @@ class _Look:
             for which hints are there.
     """
 
-    done: set[str] = field(default_factory=set)
     unfinished: set[Work] = field(default_factory=set)
     running: dict[Work, int] = field(default_factory=lambda: defaultdict(int))
     waiting: dict[Work, int] = field(default_factory=lambda: defaultdict(int))
@@ -101,14 +99,13 @@ class Scheduler:
         self._scripts = load_scripts(client)
         self._refused: set[Work] = set()
         self._refused_runs: set[str] = set()
-        self._defaults: dict[Work, WorkerDefaults] = {}
 
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
         """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
         while not stopped():
-            survey = self._survey()
-            if self.run in survey.done:
+            if self.run and is_over(self.client, self.run):
                 return None
+            survey = self._survey()
             # Without hints yet, a model may be loaded already while the producer is at it.
             weights = survey.waiting or survey.running
             if weights and (turn := self._choose(weights)):
@@ -162,7 +159,11 @@ class Scheduler:
 
     def defaults_of(self, model: ModelConfig) -> WorkerDefaults:
         """What the runs of a model ask of their workers, the most if they differ."""
-        return self._defaults.get(model, WorkerDefaults())
+        asked = [record.workers for record in self._records() if record.model == model]
+        return WorkerDefaults(
+            batch_size=max((one.batch_size for one in asked), default=0),
+            prepare_threads=max((one.prepare_threads for one in asked), default=0),
+        )
 
     def _choose(self, weights: dict[Work, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
         """Book the next slice; None if it is one of `own`, or if there is nothing to choose from."""
@@ -196,19 +197,12 @@ class Scheduler:
                 return result
 
     def _survey(self) -> _Look:
-        records = [record for record in active(self.client).values() if self.run in ("", record.run)]
-        served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
-        served += [(stage.run, stage.build) for stage in self._stages()]
+        served: list[tuple[str, Work]] = [(record.run, record.model) for record in self._records()]
+        if self.can_index is not None:
+            served += [(stage.run, stage.build) for stage in announced(self.client) if self.can_index(stage.build)]
         # What cannot be served here is not asked for: an idle process would do so for ever.
         served = [(run, work) for run, work in served if work not in self._refused]
         keys = list({work.queue_key for _, work in served})
-        self._defaults = {}
-        for record in records:
-            earlier = self.defaults_of(record.model)
-            self._defaults[record.model] = WorkerDefaults(
-                batch_size=max(earlier.batch_size, record.workers.batch_size),
-                prepare_threads=max(earlier.prepare_threads, record.workers.prepare_threads),
-            )
         with self.client.pipeline(transaction=False) as pipe:
             for run, _ in served:
                 pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
@@ -220,17 +214,11 @@ class Scheduler:
         count = len(served)
         hints_of = dict(zip(keys, answers[3 * count :], strict=True))
         survey = _Look()
-        if self.run and not records and is_over(self.client, self.run):
-            survey.done.add(self.run)
         for (run, work), values, hinted, results in zip(
             served, answers[: 3 * count : 3], answers[1 : 3 * count : 3], answers[2 : 3 * count : 3], strict=True
         ):
             backlog = Backlog.of(run, values)
-            if isinstance(work, IndexBuild):
-                survey.unfinished.add(work)
-            elif backlog.state == RunState.DONE:
-                survey.done.add(run)
-            elif backlog.state:
+            if isinstance(work, IndexBuild) or backlog.state not in (RunState.DONE, RunState.ABSENT):
                 survey.unfinished.add(work)
             refused = run in self._refused_runs or self.is_aside(run)
             if backlog.state != RunState.RUNNING or refused:
@@ -242,10 +230,8 @@ class Scheduler:
                 survey.waiting[work] += weight
         return survey
 
-    def _stages(self) -> list[IndexStage]:
-        if self.can_index is None:
-            return []
-        return [stage for stage in announced(self.client) if self.can_index(stage.build)]
+    def _records(self) -> list[RunRecord]:
+        return [record for record in active(self.client).values() if self.run in ("", record.run)]
 
 
 def _has_work(backlog: Backlog, hinted: int, results: int) -> bool:
