@@ -21,7 +21,7 @@ from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.runs import units_unclaimed
 from embq.core.queue.worker_speeds import ROUNDING, WorkerSpeed, other_speeds
 from embq.core.units import Unit
-from embq.worker.claim.lease import ASIDE, Leases
+from embq.worker.claim.lease import Leases
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Throughput
 from embq.worker.stages.batching import WINDOW_S
@@ -137,7 +137,7 @@ class ClaimPolicy:
 
     def room(self) -> int:
         """Units to claim now; 0 if this worker holds enough, or the others finish what is left before it would."""
-        held = [unit for unit in self.leases.snapshot() if unit.stage != ASIDE]
+        held = self.leases.at_work()
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
         self._ahead_s = ahead_s or 0.0
         self.enough = False

@@ -71,7 +71,6 @@ class Heartbeat(threading.Thread):
         self.failed: redis.exceptions.RedisError | EmbqError | None = None
         self._bottleneck = bottleneck or Bottleneck(meter)
         self._scripts = load_scripts(client)
-        self._ledgers: dict[str, Ledger] = {}
         self._stop_requested = threading.Event()
         self._held_at = time.monotonic()
 
@@ -106,10 +105,9 @@ class Heartbeat(threading.Thread):
         for unit in held:
             by_gen[unit.run, unit.gen].append(unit)
         for (run, gen), units in by_gen.items():
-            if run not in self._ledgers:
-                self._ledgers[run] = Ledger(self.client, run, scripts=self._scripts)
+            ledger = Ledger(self.client, run, scripts=self._scripts)
             pairs = [(unit.u, unit.token) for unit in units]
-            _, lost = self._ledgers[run].beat(gen, pairs, lease_s=self.settings.lease_s, outlook=outlook)
+            _, lost = ledger.beat(gen, pairs, lease_s=self.settings.lease_s, outlook=outlook)
             for unit in units:
                 # A unit that was published since the snapshot is no longer ours either, and that is no loss.
                 if unit.token in lost and not unit.publishing and not unit.lost:

@@ -54,7 +54,6 @@ class InputLocality:
         self._clock = clock
         self._local_places: set[tuple[str, str]] = set()
         self._aside: dict[str, tuple[float, str]] = {}
-        self._warned: set[str] = set()
         self._rest_s = 0.0
         self._rests_until = float("-inf")
 
@@ -74,12 +73,11 @@ class InputLocality:
         if not hosts:
             return False
         now = self._clock()
+        if run not in self._aside:
+            _log.warning("inputs_not_here", run=run, source=unit.source, left_to=",".join(hosts))
         self._aside[run] = (now + ASIDE_S, unit.source)
         self._rest_s = min(LONGEST_REST_S, max(FIRST_REST_S, 2 * self._rest_s))
         self._rests_until = now + self._rest_s
-        if run not in self._warned:
-            self._warned.add(run)
-            _log.warning("inputs_not_here", run=run, source=unit.source, left_to=",".join(hosts))
         return True
 
     @property
