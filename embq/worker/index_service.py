@@ -91,7 +91,6 @@ class IndexService:
         receiver = HintReceiver(
             hints.hint_queue(client, self.build.queue_key),
             name=self.context.options.name,
-            client=client,
             read=IndexHint.from_job,
         )
         self._turns.begin()

@@ -125,7 +125,7 @@ class ModelService:
             context.settings,
             name=self.options.name,
             describe=self._describe,
-            tail=lambda: self.claimer.policy.tail,
+            tail=lambda: not self.claimer.policy.unclaimed,
             measured=self._keep_rate,
             bottleneck=Bottleneck(self.meter, modalities=model.modalities, decode=model.decode),
         )

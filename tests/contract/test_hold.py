@@ -267,7 +267,7 @@ def test_with_nothing_left_only_who_would_be_first_waits_for_what_comes_back(
     holder.known_as(unit_s=1.0)
     other(own_client, holder.run, unit_s=1.0, name="equal")
     assert holder.hold.room() == 1
-    assert holder.hold.tail
+    assert not holder.hold.unclaimed
     other(own_client, holder.run, unit_s=0.1)
     holder.clock.advance(1.0)
     assert [holder.hold.room() for _ in range(3)] == [0, 0, 0]

@@ -71,7 +71,7 @@ def test_a_worker_of_one_run_leaves_the_hints_of_others_where_they_are(run: RunC
     foreign = [Hint(run=other.info.run, gen="1-0", u=u, unit=other.units[u]) for u in range(4)]
     mixed = [foreign[0], hint(run, 0), foreign[1], foreign[2], hint(run, 1), hint(run, 2), foreign[3]]
     push(run.queue, mixed, at_front=False)
-    worker = HintReceiver(run.queue, name="w", client=run.client, read=Hint.from_job)
+    worker = HintReceiver(run.queue, name="w", read=Hint.from_job)
     with worker.receive(2, run=run.info.run) as found:
         assert found == [hint(run, 0), hint(run, 1)]
     with worker.receive(5, lambda _: 0, run=run.info.run) as found:
@@ -88,7 +88,7 @@ def test_a_dropped_hint_leaves_nothing_behind(run: RunCase) -> None:
 
 
 def receiver(run: RunCase) -> HintReceiver[Hint]:
-    return HintReceiver(run.queue, name=f"worker-of-{run.info.run}", client=run.client, read=Hint.from_job)
+    return HintReceiver(run.queue, name=f"worker-of-{run.info.run}", read=Hint.from_job)
 
 
 def test_a_worker_may_begin_anew_although_the_broker_has_lost_that_it_ended(run: RunCase) -> None:

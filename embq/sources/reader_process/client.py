@@ -42,10 +42,7 @@ CPU_S = 300
 """Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
 
 SERVER = ("-m", "embq.sources.reader_process.server")
-"""Arguments of Python for a reader process; the idle time follows, after which it ends."""
-
-LOOK_IDLE_S = 5.0
-"""Idle time after which a process for planning ends."""
+"""Arguments of Python for a reader process; an idle time may follow, after which it ends."""
 
 READ_IDLE_S = 300.0
 """Idle time of one that reads units, which keeps the place in the file where the last unit ended."""
@@ -198,7 +195,7 @@ class Process(JsonChild):
         return self._process, self._process.stdout
 
 
-_LOOKS = Process(*SERVER, str(LOOK_IDLE_S))
+_LOOKS = Process(*SERVER)
 _IDLE: list[Process] = []
 """Processes for reading that wait for the next unit."""
 

@@ -37,7 +37,7 @@ from embq.sources.reader_process.protocol import (
 from embq.sources.unit_reader import metadata_here, read_here
 
 IDLE_S = 5.0
-"""Default idle time after which a process ends."""
+"""Idle time after which a process ends that is given no other: one for planning."""
 
 _FRAME_SAMPLES, _FRAME_S = 64, 0.2
 """Most samples of a frame, and longest wait of the first of them; see also `FRAME_BYTES`."""
@@ -124,4 +124,4 @@ def _limit(unit: Unit, cpu_s: int, memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(float(sys.argv[1]))
+    serve(*map(float, sys.argv[1:]))

@@ -87,6 +87,7 @@ class ClaimPolicy:
 
     Attributes:
         enough: the last `room` was 0 because of the units in hand, not because none wait.
+        unclaimed: units that are left to claim, by the last look and what was claimed since.
     """
 
     def __init__(
@@ -129,11 +130,6 @@ class ClaimPolicy:
     def rest_s(self) -> float:
         """Seconds after which to ask for `room` again, after it was 0."""
         return min(REST_MOST_S, max(REST_LEAST_S, self._ahead_s / RESTS))
-
-    @property
-    def tail(self) -> bool:
-        """Whether no unclaimed unit is left."""
-        return not self.unclaimed
 
     def room(self) -> int:
         """Units to claim now; 0 if this worker holds enough, or the others finish what is left before it would."""

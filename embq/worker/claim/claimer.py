@@ -86,7 +86,6 @@ class Claimer:
         self.receiver = HintReceiver(
             hints.hint_queue(client, model.queue_key),
             name=context.options.name,
-            client=client,
             read=Hint.from_job,
         )
         self.log = Events("worker")

@@ -220,6 +220,4 @@ class Leases:
     def wait_until_at_most(self, count: int, *, timeout_s: float) -> bool:
         """Wait until no more than `count` units are at work; False if that took too long."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: sum(unit.stage != ASIDE for unit in self._held.values()) <= count, timeout_s
-            )
+            return self._changed.wait_for(lambda: len(self.at_work()) <= count, timeout_s)

@@ -38,11 +38,11 @@ class HintReceiver(SimpleWorker, Generic[H]):
         read: makes a hint of a job; MalformedError if it is none.
     """
 
-    def __init__(self, queue: Queue, *, name: str, client: redis.Redis, read: Callable[[HintJob], H]) -> None:
+    def __init__(self, queue: Queue, *, name: str, read: Callable[[HintJob], H]) -> None:
         super().__init__(
             [queue],
             name=name,
-            connection=client,
+            connection=queue.connection,
             job_class=HintJob,
             serializer=JSONSerializer,
             worker_ttl=WORKER_TTL_S,
