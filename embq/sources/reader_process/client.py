@@ -32,7 +32,6 @@ from embq.sources.reader_process.protocol import (
     FRAME,
     FRAME_BYTES,
     FRAME_MAX_BYTES,
-    SAMPLES,
     decode_error,
     decode_samples,
 )
@@ -123,14 +122,15 @@ class Process(JsonChild):
         self._stopped = False
         arguments: dict[str, Any] = {"roots": list(roots), "only": only}
         kind, content = self._first_frame(unit, arguments, None, reach)
-        while kind != END:
-            if kind == SAMPLES:
-                try:
-                    samples = decode_samples(content)
-                except msgspec.DecodeError as error:
-                    self.kill()
-                    raise died(unit, -signal.SIGABRT) from error
-                yield from samples
+        while True:
+            try:
+                samples = decode_samples(content)
+            except msgspec.DecodeError as error:
+                self.kill()
+                raise died(unit, -signal.SIGABRT) from error
+            yield from samples
+            if kind == END:
+                return
             progress()
             kind, content = self._frame(unit)
 

@@ -16,7 +16,9 @@ from embq.sources.interface import SAMPLE_MAX_BYTES
 
 FRAME = struct.Struct("<cI")
 """Kind and length of a frame's content."""
-ANSWER, ERROR, SAMPLES, MOVED, END = b"A", b"E", b"S", b"M", b"."
+ERROR, SAMPLES, END = b"E", b"S", b"."
+"""Kinds of frames: an error; samples, or none where bytes have come in, and others follow; the last samples, or the
+JSON of a look."""
 FRAME_MAX_BYTES = 8 * SAMPLE_MAX_BYTES
 FRAME_BYTES = 1 << 20
 """Size at which a frame of samples is sent, and size of the pipe."""
@@ -30,12 +32,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_samples(samples: list[Sample]) -> bytes:
-    """The content of a `SAMPLES` frame."""
+    """The content of a frame of samples."""
     return _ENCODER.encode([_row(sample) for sample in samples])
 
 
 def decode_samples(content: bytes) -> list[Sample]:
-    """The samples of a `SAMPLES` frame; msgspec.DecodeError if it holds anything else."""
+    """The samples of a frame; msgspec.DecodeError if it holds anything else."""
     try:
         return [
             Sample(

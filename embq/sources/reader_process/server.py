@@ -23,13 +23,11 @@ from embq.sources.access.allowed_hosts import Reach, limit
 from embq.sources.access.files import source_errors
 from embq.sources.kinds import source_for
 from embq.sources.reader_process.protocol import (
-    ANSWER,
     END,
     ERROR,
     FRAME,
     FRAME_BYTES,
     FRAME_MAX_BYTES,
-    MOVED,
     SAMPLES,
     encode_error,
     encode_samples,
@@ -67,7 +65,7 @@ def _answer(request: dict[str, Any], answers: int) -> None:
             if "roots" in request:
                 _send_samples(unit, request["roots"], request["only"], answers)
             else:
-                _send(answers, ANSWER, json.dumps(_response(unit, request["first_metadata"])).encode())
+                _send(answers, END, json.dumps(_response(unit, request["first_metadata"])).encode())
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the parent raises it, a bug as RuntimeError
@@ -88,7 +86,7 @@ def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: i
         nonlocal sent_at
         if time.monotonic() - sent_at > _FRAME_S:
             sent_at = time.monotonic()
-            _send(answers, MOVED)
+            _send(answers, SAMPLES, encode_samples([]))
 
     waiting: list[Sample] = []
     size, began = 0, 0.0
@@ -99,12 +97,10 @@ def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: i
         if len(waiting) >= _FRAME_SAMPLES or size >= FRAME_BYTES or time.monotonic() - began > _FRAME_S:
             _send(answers, SAMPLES, encode_samples(waiting))
             waiting, size, sent_at = [], 0, time.monotonic()
-    if waiting:
-        _send(answers, SAMPLES, encode_samples(waiting))
-    _send(answers, END)
+    _send(answers, END, encode_samples(waiting))
 
 
-def _send(answers: int, kind: bytes, content: bytes = b"") -> None:
+def _send(answers: int, kind: bytes, content: bytes) -> None:
     if len(content) > FRAME_MAX_BYTES:
         raise MemoryError
     rest = memoryview(FRAME.pack(kind, len(content)) + content)
