@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,13 +68,8 @@ def read(unit: Unit, roots: Sequence[str], on_progress: Moved) -> Iterator[Sampl
     process = _IDLE.pop() if _IDLE else Process(*SERVER, str(READ_IDLE_S))
     try:
         yield from process.read(unit, roots, on_progress)
-    except EmbqError:
+    finally:
         _IDLE.append(process)
-        raise
-    except BaseException:  # it was not read to its end
-        process.kill()
-        raise
-    _IDLE.append(process)
 
 
 class Process(JsonChild):
@@ -112,8 +107,8 @@ class Process(JsonChild):
 
     def read(
         self, unit: Unit, roots: Sequence[str], progress: Moved, *, only: int | None = None, reach: Reach | None = None
-    ) -> Iterator[Sample]:
-        """The samples of a unit. One iterator at a time; if it is not taken to its end, `kill` the process.
+    ) -> Generator[Sample, None, None]:
+        """The samples of a unit. One iterator at a time; one that is closed before its end ends the process.
 
         Args:
             only: see `embq.sources.unit_reader.read_here`.
@@ -121,18 +116,22 @@ class Process(JsonChild):
         """
         self._stopped = False
         arguments: dict[str, Any] = {"roots": list(roots), "only": only}
-        kind, content = self._first_frame(unit, arguments, None, reach)
-        while True:
-            try:
-                samples = decode_samples(content)
-            except msgspec.DecodeError as error:
-                self.kill()
-                raise died(unit, -signal.SIGABRT) from error
-            yield from samples
-            if kind == END:
-                return
-            progress()
-            kind, content = self._frame(unit)
+        try:
+            kind, content = self._first_frame(unit, arguments, None, reach)
+            while True:
+                yield from decode_samples(content)
+                if kind == END:
+                    return
+                progress()
+                kind, content = self._frame(unit)
+        except EmbqError:
+            raise
+        except msgspec.DecodeError as error:
+            self.kill()
+            raise died(unit, -signal.SIGABRT) from error
+        except BaseException:  # it was not read to its end
+            self.kill()
+            raise
 
     def stop(self) -> None:
         """End the request in hand from another thread; the one that reads gets SourceError `reader_died`."""

@@ -16,7 +16,7 @@ import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,7 +157,7 @@ class Images:
             reader = self._readers.get(timeout=READ_S)
         except queue.Empty:
             raise _late(unit.source) from None
-        late, unfinished = threading.Event(), True
+        late = threading.Event()
 
         def give_up() -> None:
             late.set()
@@ -166,22 +166,15 @@ class Images:
         timer = threading.Timer(READ_S, give_up)
         timer.daemon = True
         timer.start()
-
-        def samples() -> Iterator[Sample]:
-            nonlocal unfinished
-            yield from reader.read(unit, self._roots, lambda: None, only=only, reach=self._reach)
-            unfinished = False
-
         try:
-            yield samples()
+            with closing(reader.read(unit, self._roots, lambda: None, only=only, reach=self._reach)) as samples:
+                yield samples
         except EmbqError as error:
             if late.is_set():
                 raise _late(unit.source) from error
             raise
         finally:
             timer.cancel()
-            if unfinished:
-                reader.kill()
             self._readers.put(reader)
 
 
