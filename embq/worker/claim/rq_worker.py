@@ -82,12 +82,11 @@ class HintReceiver(SimpleWorker, Generic[H]):
         if run and not pairs:
             time.sleep(BLOCK_S)
         yield [hint for _, hint in pairs[:fit]]
-        if jobs:
-            with self.connection.pipeline() as pipe:
-                for job in jobs:
-                    if job.id not in back:
-                        hints.drop(pipe, queue, job.id)
-                pipe.execute()
+        with self.connection.pipeline() as pipe:
+            for job in jobs:
+                if job.id not in back:
+                    hints.drop(pipe, queue, job.id)
+            pipe.execute()
 
     def beat(self) -> None:
         """Report to RQ that this process lives, every `HEARTBEAT_S` seconds."""
