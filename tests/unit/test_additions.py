@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,11 +20,11 @@ from embq.app.gc.orphans import find_orphans
 from embq.core.errors import InputError, OutputError
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog
-from embq.core.run.generations import read_generations
+from embq.core.run.generations import SCHEMA, Generation, read_generations
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
-from embq.core.units import Unit
+from embq.core.units import Unit, sealed
 from embq.producer.enqueue import Planned, Request, prepare
 from embq.producer.plan import plan
 from embq.producer.selection import Selection
@@ -260,6 +260,32 @@ def test_a_damaged_record_and_a_missing_one_stop_every_reader(request_: Request,
     (folder / "gen-0001.json").unlink()
     with pytest.raises(OutputError, match=r"it is missing, though gen-0002\.json is there"):
         load_run(request_.output)
+
+
+@pytest.mark.slow
+def test_the_record_with_five_digits_follows_that_with_four(tmp_path: Path) -> None:
+    folder = tmp_path / "manifest"
+    folder.mkdir()
+    first = Generation(
+        number=1,
+        run="0" * 16,
+        first=1,
+        units=1,
+        samples=1,
+        digest="d",
+        segments=("s.parquet",),
+        inputs=("in",),
+        options=(),
+        version="v",
+        created="",
+    )
+    for number in range(1, 10_002):
+        record = {"schema": SCHEMA, **asdict(replace(first, number=number, first=number)), "options": {}}
+        (folder / f"gen-{number:04d}.json").write_text(json.dumps(sealed(record)))
+    assert sum(1 for _ in read_generations(folder)) == 10_001
+    (folder / "gen-10000.json").unlink()
+    with pytest.raises(OutputError, match=r"it is missing, though gen-10001\.json is there"):
+        list(read_generations(folder))
 
 
 def test_verify_sees_units_that_a_generation_does_not_have(request_: Request, tmp_path: Path) -> None:

@@ -92,9 +92,11 @@ def read_generations(folder: Place) -> Iterator[Generation]:
             raise _damaged(path, f"it does not follow generation {number - 1}")
         yield generation
         number, first = number + 1, generation.first + generation.units
-    names, missing = names_in(folder), _path(folder, number).name
-    if later := sorted(name for name in names if name.startswith(PREFIX) and name.endswith(".json") and name > missing):
-        raise _damaged(_path(folder, number), f"it is missing, though {later[0]} is there")
+    path = _path(folder, number)
+    records = (name for name in names_in(folder) if name.startswith(PREFIX) and name.endswith(".json"))
+    later = [name for name in records if (len(name), name) > (len(path.name), path.name)]  # 10000 is behind 9999
+    if later:
+        raise _damaged(path, f"it is missing, though {min(later)} is there")
 
 
 def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
