@@ -50,6 +50,7 @@ sys.dont_write_bytecode = False
 
 from tests.support.fakes.clock import FakeClock  # noqa: E402
 from tests.support.outputs.run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
+from tests.support.servers.storage import Server, gcs_server, s3_server  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -215,6 +216,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedServer]:
+    """A server for a file of tests, to which runs can be handed that nobody works on."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
+
+
 @pytest.fixture
 def own_server(short_tmp: Path) -> Iterator[EmbeddedServer]:
     """A server of this test alone, to flush, configure or kill."""
@@ -302,11 +310,16 @@ def s3() -> Iterator[str]:
     """The endpoint of an S3 server with the bucket `bucket`, which this and other processes find in the environment."""
     import boto3
 
-    from tests.support.servers.storage import s3_server
-
     with s3_server() as variables:
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield variables["AWS_ENDPOINT_URL"]
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Server]:
+    """An emulator of Google Cloud Storage with the bucket `bucket`, which its clients find in the environment."""
+    with gcs_server() as server:
+        yield server
 
 
 @pytest.fixture

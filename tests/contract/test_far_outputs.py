@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +38,9 @@ from tests.support.servers.storage import Killed, killing
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server(broker: EmbeddedServer) -> EmbeddedServer:
     """One server, not each of two in turn: these tests are about the object store."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
+    return broker
 
 
 @pytest.fixture(autouse=True)

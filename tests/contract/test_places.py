@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,9 @@ from embq.core.storage import object_clients, objects
 from embq.core.storage.durable import claim, drop, file_sha256, link, output_error, overwrite, publish, write_new
 from embq.core.storage.objects import ObjectPath, probe, unfinished
 from embq.core.storage.paths import Place, opened, place
-from tests.support.servers.storage import Server, environment, gcs_server, s3_proxy
+from tests.support.servers.storage import Server, environment, s3_proxy
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
-
-
-@pytest.fixture(scope="module")
-def gcs() -> Iterator[Server]:
-    with gcs_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["folder", "s3", "gs"])

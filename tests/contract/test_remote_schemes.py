@@ -22,7 +22,7 @@ from embq.testing.sources import OPTIONS, Case
 from tests.contract.inputs import CASES
 from tests.contract.test_remote import content, quick, samples_of
 from tests.support.outputs.build import request_of
-from tests.support.servers.storage import Server, gcs_server, webhdfs_server
+from tests.support.servers.storage import Server, webhdfs_server
 
 TAR = next(case for case in CASES if case.kind == "tar")
 
@@ -49,12 +49,6 @@ class Store:
 
     def put(self, relative: str, data: bytes) -> None:
         self.upload({relative: data})
-
-
-@pytest.fixture(scope="module")
-def gcs() -> Iterator[Server]:
-    with gcs_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

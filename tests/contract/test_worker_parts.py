@@ -7,10 +7,9 @@ import io
 import json
 import os
 import struct
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,9 @@ FORMATS = ("parquet", "arrow")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server(broker: EmbeddedServer) -> EmbeddedServer:
     """One server: what announces a part is tried on both by other files."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
+    return broker
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,13 +26,6 @@ from tests.support.waiting import wait_until
 
 DIM = 8
 MODEL = f"stub:{DIM}"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedServer]:
-    """A server for this file, to which runs can be handed that nobody works on."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
 
 
 def assert_refused(status: int, stdout: str, stderr: str, *, exits: int, code: str, says: str = "") -> None:

@@ -29,13 +29,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedServer]:
-    """A server for this file, to which runs can be handed that nobody works on."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def finished() -> Iterator[Path]:
     """The output folder of a finished run."""
     with tempfile.TemporaryDirectory(prefix="embq-t") as folder:

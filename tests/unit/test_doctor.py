@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
 from functools import partial
@@ -33,13 +32,6 @@ from tests.support.fakes.nvml import Card, fake_nvml
 
 GIB = 1024**3
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
-    """A server of this test alone."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        yield server
 
 
 def states(checks: Iterator[Check]) -> dict[str, str]:
@@ -77,8 +69,8 @@ def test_a_laptop_without_numpy_gets_a_warning(monkeypatch: pytest.MonkeyPatch) 
 # --- broker ---
 
 
-def test_a_good_broker_is_ok_with_its_queue_and_clock(server: EmbeddedServer) -> None:
-    assert states(broker(Settings(broker_url=server.url))) == {
+def test_a_good_broker_is_ok_with_its_queue_and_clock(own_server: EmbeddedServer) -> None:
+    assert states(broker(Settings(broker_url=own_server.url))) == {
         "broker": "ok",
         "queue": "ok",
         "clock": "ok",
@@ -127,21 +119,21 @@ def test_a_url_of_another_scheme_fails() -> None:
     assert (check.name, check.state) == ("broker", "fail")
 
 
-def test_a_broker_that_would_lose_or_evict_work_fails_with_each_reason(server: EmbeddedServer) -> None:
-    with connect(server.url) as client:
+def test_a_broker_that_would_lose_or_evict_work_fails_with_each_reason(own_server: EmbeddedServer) -> None:
+    with connect(own_server.url) as client:
         client.config_set("appendonly", "no")
         client.config_set("maxmemory-policy", "allkeys-lru")
 
-    failed = [check for check in broker(Settings(broker_url=server.url)) if check.state == "fail"]
+    failed = [check for check in broker(Settings(broker_url=own_server.url)) if check.state == "fail"]
 
     assert ["maxmemory-policy" in failed[0].detail, "append-only" in failed[1].detail] == [True, True]
     assert all(check.fix for check in failed)
 
 
-def test_a_user_who_may_not_read_queues_fails(server: EmbeddedServer) -> None:
-    with connect(server.url) as client:
+def test_a_user_who_may_not_read_queues_fails(own_server: EmbeddedServer) -> None:
+    with connect(own_server.url) as client:
         client.execute_command("ACL", "SETUSER", "small", "on", ">pw", "+info", "+ping", "+client", "+time", "~*")
-    url = server.url.replace("unix://:", "unix://small:").replace(server._password, "pw")
+    url = own_server.url.replace("unix://:", "unix://small:").replace(own_server._password, "pw")
 
     checks = list(broker(Settings(broker_url=url)))
 
@@ -150,11 +142,11 @@ def test_a_user_who_may_not_read_queues_fails(server: EmbeddedServer) -> None:
 
 
 def test_a_clock_that_is_far_from_the_brokers_is_a_warning(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis.Redis, "time", lambda self: (1, 0))
 
-    assert states(broker(Settings(broker_url=server.url)))["clock"] == "warn"
+    assert states(broker(Settings(broker_url=own_server.url)))["clock"] == "warn"
 
 
 # --- devices and models ---
