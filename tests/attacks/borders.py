@@ -64,6 +64,7 @@ from embq.worker.embedders.registry import load
 from embq.writer.accept import Acceptor, Rejected, Sender, read_fields
 from tests.support.outputs.build import build, published, write_jsonl
 from tests.support.outputs.index import build_index
+from tests.support.picture_files import encoded
 
 REFUSALS = (EmbqError, SampleError, Rejected, NoSuchJobError)
 """Exceptions that a reader may raise, whatever it is given."""
@@ -385,9 +386,7 @@ def _image(data: bytes) -> object:
 
 
 def _encoded(format: str, size: tuple[int, int] = (24, 16)) -> bytes:
-    into = io.BytesIO()
-    Image.radial_gradient("L").resize(size).convert("RGB").save(into, format)
-    return into.getvalue()
+    return encoded(Image.radial_gradient("L").resize(size).convert("RGB"), format)
 
 
 def _json(value: object) -> bytes:

@@ -37,6 +37,7 @@ from embq.core.errors import SourceError
 from embq.sources.kinds import SOURCES, kind_of
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.support.archives import tar_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -130,16 +131,6 @@ def packed(form: str, *pieces: tuple[bytes, int]) -> bytes:
     return b"".join(PACKERS[form](content) * times for content, times in pieces)
 
 
-def archive(*members: tuple[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return data.getvalue()
-
-
 def header(name: str, size: int, flag: bytes) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.type = size, flag
@@ -201,7 +192,7 @@ VALUES = b"[" + b"[]," * (8 * MB) + b"0]"
 
 def shard_with_json(path: Path) -> None:
     content = b'{"x":' + VALUES + b"}"
-    path.write_bytes(packed("zst", (archive(("a.jpg", b"a"), ("a.json", content), ("b.jpg", b"b")), 1)))
+    path.write_bytes(packed("zst", (tar_of([("a.jpg", b"a"), ("a.json", content), ("b.jpg", b"b")], pad=True), 1)))
 
 
 # --- texts ---
@@ -471,7 +462,7 @@ def sound(path: Path) -> None:
     elif path.suffix == ".arrow":
         arrow(lambda: pa.table(content))(path)
     elif ".tar" in path.name:
-        path.write_bytes(archive(("a.jpg", b"a"), ("b.jpg", b"b")))
+        path.write_bytes(tar_of([("a.jpg", b"a"), ("b.jpg", b"b")], pad=True))
     elif ".csv" in path.name:
         path.write_text("text\na\nb\n")
     else:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.compose.engine import (
 from tests.compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
 from tests.compose.scan import open_ports
 from tests.e2e.check import check_complete
+from tests.support.outputs.build import write_tar
 from tests.support.waiting import wait_until
 
 SHARDS, SAMPLES, DIM = 60, 20, 16
@@ -113,14 +112,11 @@ def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 def shards(folder: Path) -> dict[str, bytes]:
     """Write shards of texts; gives what each key's row is computed from."""
-    expected = {}
+    expected: dict[str, bytes] = {}
     for number in range(SHARDS):
-        with tarfile.open(folder / f"{number:02d}.tar", "w") as tar:
-            for key in (f"{number:02d}{sample:04d}" for sample in range(SAMPLES)):
-                expected[key] = f"caption of {key}".encode()
-                member = tarfile.TarInfo(f"{key}.txt")
-                member.size = len(expected[key])
-                tar.addfile(member, io.BytesIO(expected[key]))
+        captions = {key: f"caption of {key}".encode() for key in (f"{number:02d}{n:04d}" for n in range(SAMPLES))}
+        write_tar(folder / f"{number:02d}.tar", [(f"{key}.txt", caption) for key, caption in captions.items()])
+        expected |= captions
     (folder / "secret.txt").write_text("not for everybody")
     return expected
 

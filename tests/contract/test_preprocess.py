@@ -21,6 +21,7 @@ from embq.core.errors import ModelError
 from embq.worker.embedders.image.native import native
 from embq.worker.embedders.image.pixels import Normaliser, Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
+from tests.support.picture_files import encoded
 
 FAMILIES = [
     ("ViT-B-32", "openai", "shortest", "bicubic", 0.48145466),
@@ -62,9 +63,7 @@ def photograph(width: int, height: int) -> bytes:
 
     with Image.open(Path(skimage.__file__).parent / "data" / "astronaut.png") as source:
         made = source.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    made.save(encoded, "JPEG", quality=92)
-    return encoded.getvalue()
+    return encoded(made, "JPEG", quality=92)
 
 
 def pixels_of(data: bytes, pixels: Pixels) -> np.ndarray:

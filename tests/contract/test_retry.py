@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from embq.sources.kinds import SOURCES, kind_of
 from embq.writer.accept import Accepted, Acceptor
 from embq.writer.commit import Committer
 from tests.support.outputs.build import build, go_on, request_of, rewrite, write_folder, write_tar
+from tests.support.picture_files import encoded
 from tests.support.second_reader.checks import verify
 
 BAD = frozenset({1, 4, 5, 9})
@@ -47,9 +47,7 @@ SAMPLES = 10
 
 def picture(number: int) -> bytes:
     """A tiny image of its own."""
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2), (number, 7, 9)).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.new("RGB", (2, 2), (number, 7, 9)), "PNG")
 
 
 def folder(root: Path, bad: frozenset[int]) -> Path:

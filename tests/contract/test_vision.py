@@ -29,6 +29,7 @@ from embq.worker.embedders.registry import load  # noqa: E402
 from examples.demo.collect import photographs  # noqa: E402
 from tests.contract.test_embedders import make_encoder  # noqa: E402
 from tests.support.models.vision import MODELS, SIDE, SQUARE, save_vision  # noqa: E402
+from tests.support.picture_files import encoded  # noqa: E402
 
 Outputs = Any
 
@@ -176,12 +177,6 @@ def test_the_fast_path_has_the_pixels_and_numbers_of_the_processor(kind: str, pi
         numbers = (pixels.astype(np.float64) / 255 - preprocess.mean) / preprocess.std
         worst = np.abs(numbers - expected[0].permute(1, 2, 0).numpy()).max() * min(preprocess.std) * 255
         assert worst <= SAME + 1e-3
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    made = io.BytesIO()
-    image.save(made, kind, **options)
-    return made.getvalue()
 
 
 def odd_images() -> dict[str, bytes]:

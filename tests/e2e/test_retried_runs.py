@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image
 
 from tests.e2e.check import check_complete
 from tests.e2e.session import called, ended, succeed, write_tar
+from tests.support.picture_files import encoded
 
 DIM = 16
 MODEL = f"stub:{DIM}?decode=1"
@@ -19,10 +19,8 @@ MODEL = f"stub:{DIM}?decode=1"
 
 def picture(number: int) -> bytes:
     """A real image, different for each number: every third a JPEG, the others PNG."""
-    file = io.BytesIO()
     image = Image.new("RGB", (8, 8), (number % 256, number // 256, 77))
-    image.save(file, "JPEG" if number % 3 == 0 else "PNG")
-    return file.getvalue()
+    return encoded(image, "JPEG" if number % 3 == 0 else "PNG")
 
 
 def spoilt(number: int) -> bytes:

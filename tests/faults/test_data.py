@@ -6,7 +6,6 @@ What an input holds is counted here by other code than embq's: GNU tar, or a few
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import struct
@@ -14,7 +13,7 @@ import subprocess
 import tarfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,8 @@ from tests.e2e.check import Output, read_output, stub
 from tests.e2e.session import ended, picture, succeed, write_tar
 from tests.faults.kit.cluster import DIM, Cluster
 from tests.faults.kit.table import Recovery
+from tests.support.archives import tar_of
+from tests.support.picture_files import encoded
 
 BLOCK = 512
 MODEL = f"stub:{DIM}"
@@ -144,19 +145,6 @@ def check_inputs(root: Path, truths: dict[Path, Truth], *, closed: bool = True) 
 # --- inputs ---
 
 
-def archive(members: Iterable[tuple[str, bytes]], *, blocks: int = 0) -> bytes:
-    """An archive that ends in two zero blocks, or in as many as make it `blocks` long."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        end = tar.offset
-    data = sink.getvalue()[:end]
-    return data + bytes(blocks * BLOCK - end if blocks else 2 * BLOCK)
-
-
 def pictures(prefix: str, count: int, size: int = 0) -> list[tuple[str, bytes]]:
     """Members that are different made-up images, of `size` bytes or short ones."""
     made = [(f"{prefix}{n:03d}", picture(f"{prefix}{n:03d}")) for n in range(count)]
@@ -183,7 +171,7 @@ class Inputs:
         for n in range(shards):
             name = f"{'amz'[n % 3]}-healthy-{n:02d}"
             members = pictures(f"{name}-", samples)
-            path = self.add(f"{name}.tar", archive(members), Truth(rows=images_of(dict(members))))
+            path = self.add(f"{name}.tar", tar_of(members), Truth(rows=images_of(dict(members))))
             assert listed(path) == [member for member, _ in members]
 
 
@@ -231,7 +219,7 @@ def test_a_shard_that_is_cut_is_never_silently_short(
     complete = 0
     for cut in range(0, 120 * BLOCK, step):
         members = pictures(f"{cut:05d}-", 29, 3 * BLOCK)
-        data = archive(members, blocks=120)
+        data = tar_of(members).ljust(120 * BLOCK, b"\0")
         assert len(data) == 120 * BLOCK
         found = taken_apart(data[:cut])
         # A cut inside of the zeros at the end takes nothing away, as long as one whole block of them is left.
@@ -269,7 +257,7 @@ def resized(data: bytes, change: int) -> bytes:
 def test_an_archive_with_other_damage_fails_whole(cluster: Cluster, recovery: Recovery, inputs: Inputs) -> None:
     inputs.add_healthy(6)
     members = pictures("x-", 5, 700)
-    data = archive(members)
+    data = tar_of(members)
     damaged = {
         **{f"header-{n}-gone": zeroed(data, n, members) for n in range(5)},
         "a-block-too-short": resized(data, -BLOCK),
@@ -312,7 +300,7 @@ def test_a_file_whose_length_lies_fails_whole_after_three_attempts(
     strace = needs("strace")
     inputs.add_healthy(4)
     members = pictures("x-", 5, 700)
-    lies = inputs.add("lies.tar", archive(members), Truth(whole=frozenset({"shard_length_mismatch"}), must_fail=True))
+    lies = inputs.add("lies.tar", tar_of(members), Truth(whole=frozenset({"shard_length_mismatch"}), must_fail=True))
     # Every read ends at once: as with a share that lost the content, and still tells the old size.
     cut = ["-P", lies, "-e", "trace=read", "-e", "inject=read:retval=0"]
     prefix = [strace, "-f", "-qq", "-e", "signal=none", "-o", "/dev/null", *map(str, cut), "--"]
@@ -335,11 +323,6 @@ def zoo() -> tuple[dict[str, bytes], dict[str, tuple[str, bytes]]]:
 
     pixels = np.random.default_rng(0).integers(0, 256, size=(60, 80, 3), dtype=np.uint8)
     noise = Image.fromarray(pixels)
-
-    def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-        sink = io.BytesIO()
-        image.save(sink, kind, **options)
-        return sink.getvalue()
 
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -468,10 +451,9 @@ def test_an_image_that_ends_its_decoder(cluster: Cluster, recovery: Recovery, in
     for shard in range(4):
         members = []
         for n in range(30):
-            sink = io.BytesIO()
             name = "poison" if (shard, n) == (2, 17) else "a picture"
-            Image.fromarray(random_.integers(0, 256, size=(40, 50, 3), dtype=np.uint8)).save(sink, "JPEG", comment=name)
-            members.append((f"{shard}-{n:02d}.jpg", sink.getvalue()))
+            noise = Image.fromarray(random_.integers(0, 256, size=(40, 50, 3), dtype=np.uint8))
+            members.append((f"{shard}-{n:02d}.jpg", encoded(noise, "JPEG", comment=name)))
         path = inputs.folder / f"{shard}.tar"
         write_tar(path, members)
         rows = images_of(dict(members))
@@ -509,18 +491,18 @@ def enqueue(cluster: Cluster, given: Sequence[str | Path], model: str, *options:
 @pytest.mark.fault("D4", "shards are empty, hold no keys, or nothing that can be embedded", gate=False)
 def test_shards_without_samples(cluster: Cluster, recovery: Recovery, inputs: Inputs) -> None:
     inputs.add_healthy(3)
-    nothing = {"no-members": archive([]), "one-zero-block": bytes(BLOCK), "many-zero-blocks": bytes(40 * BLOCK)}
+    nothing = {"no-members": tar_of([]), "one-zero-block": bytes(BLOCK), "many-zero-blocks": bytes(40 * BLOCK)}
     for name, data in nothing.items():
         inputs.add(f"{name}.tar", data, Truth())
     folder = tarfile.TarInfo("a-folder/")
     folder.type = tarfile.DIRTYPE
     inputs.add("only-a-folder.tar", folder.tobuf(tarfile.USTAR_FORMAT) + bytes(2 * BLOCK), Truth())
     inputs.add("no-bytes.tar", b"", Truth(whole=DAMAGE, must_fail=True))
-    keyless = archive([("README", b"text"), ("folder/LICENSE", b"text")])
+    keyless = tar_of([("README", b"text"), ("folder/LICENSE", b"text")])
     inputs.add("no-keys.tar", keyless, Truth(whole=frozenset({"shard_no_keys"}), must_fail=True))
     others = [(f"{n}.{extension}", b"{}") for n in range(3) for extension in ("json", "cls", "npy")]
     imageless = inputs.add(
-        "no-images.tar", archive(others), Truth(failures=[(str(n), "missing_member") for n in range(3)])
+        "no-images.tar", tar_of(others), Truth(failures=[(str(n), "missing_member") for n in range(3)])
     )
     assert len({name.split(".")[0] for name in listed(imageless)}) == 3
     recovery.injected(len(inputs.truths) - 3)
@@ -561,7 +543,7 @@ def test_odd_keys(cluster: Cluster, recovery: Recovery, inputs: Inputs) -> None:
         ),
     }
     for name, (members, truth) in cases.items():
-        path = inputs.add(f"{name}.tar", archive(members), truth)
+        path = inputs.add(f"{name}.tar", tar_of(members), truth)
         assert len(listed(path)) == len(members)
         recovery.injected()
 
@@ -605,8 +587,8 @@ def lengthen(path: Path, _other: bytes) -> None:
 def shard_of(name: str, size: int = 0) -> tuple[bytes, Truth, bytes]:
     """A shard, what must become of it as planned, and another one of the same length under the same names."""
     members = pictures(f"{name}-", 6, size)
-    other = archive([(key, data[:2] + data[:1:-1]) for key, data in members])
-    data = archive(members)
+    other = tar_of([(key, data[:2] + data[:1:-1]) for key, data in members])
+    data = tar_of(members)
     assert len(other) == len(data)
     assert other != data
     return data, Truth(rows=images_of(dict(members)), whole=frozenset({"shard_changed"})), other

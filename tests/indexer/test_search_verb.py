@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -22,6 +21,7 @@ from embq.worker.embedders.stub import stub_vector
 from tests.indexer.collections_made import DIM, run_of, wanted_vectors, write_inputs
 from tests.indexer.indices_made import index_of
 from tests.support.outputs.build import build, write_folder, write_jsonl
+from tests.support.picture_files import encoded
 
 MODEL_DIM = 64
 
@@ -39,9 +39,7 @@ def cosines(text: str, texts: list[str]) -> np.ndarray:
 def png(shade: int) -> bytes:
     from PIL import Image
 
-    data = io.BytesIO()
-    Image.new("RGB", (8, 8), (shade, 10, 200)).save(data, "png")
-    return data.getvalue()
+    return encoded(Image.new("RGB", (8, 8), (shade, 10, 200)), "PNG")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from embq.core.errors import SourceError
 from embq.sources.formats.tar_headers import BLOCK, TarMember, parse_members
@@ -25,6 +26,12 @@ def tar_of(
         end = tar.offset
     data = sink.getvalue()
     return data if pad else data[: end + 2 * BLOCK]
+
+
+def members_of(path: Path) -> list[tuple[str, bytes]]:
+    """Name and content of every regular member, by Python's own reader."""
+    with tarfile.open(path) as tar:
+        return [(info.name, file.read()) for info in tar if (file := tar.extractfile(info)) is not None]
 
 
 def outcome_of(data: bytes) -> list[TarMember] | str:

@@ -14,6 +14,7 @@ from embq.training.shards.conversion import convert as carry_out
 from embq.training.shards.conversion_plan import ConversionPlan, Layout, Pattern
 from embq.training.shards.listing import class_folders
 from embq.training.shards.pictures import Listing
+from tests.support.archives import members_of
 from tests.support.picture_files import encoded, photograph
 
 
@@ -51,6 +52,17 @@ def shards(*arguments: object) -> subprocess.CompletedProcess[str]:
     """`embq shards` in a process of its own."""
     command = [sys.executable, "-m", "embq", "shards", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def samples_of(folder: Path, name: str = "*.tar") -> dict[str, dict[str, bytes]]:
+    """Key -> extension -> content, of all shards of this name, in their order."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.glob(name)):
+        for name, content in members_of(path):
+            key, _, extension = name.partition(".")
+            assert extension not in found.setdefault(key, {}), f"{name} is there twice"
+            found[key][extension] = content
+    return found
 
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

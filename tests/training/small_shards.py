@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ import numpy as np
 from PIL import Image
 
 from embq.training.shards.shard_set import Shards, open_shards
+from tests.support.outputs.build import write_tar
+from tests.support.picture_files import encoded
 
 CLASSES = 7
 
@@ -33,9 +34,7 @@ def label_of(key: str) -> int:
 def picture(number: int) -> bytes:
     """One of a few JPEGs of noise, 20 by 16 pixels."""
     pixels = np.random.default_rng(number % 10).integers(0, 255, (16, 20, 3), dtype=np.uint8)
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, "JPEG", quality=90)
-    return data.getvalue()
+    return encoded(Image.fromarray(pixels), "JPEG", quality=90)
 
 
 def sample(number: int, changes: Mapping[str, bytes | None] | None = None) -> dict[str, bytes]:
@@ -46,13 +45,8 @@ def sample(number: int, changes: Mapping[str, bytes | None] | None = None) -> di
 
 def write_shard(path: Path, samples: Mapping[str, Members]) -> Path:
     """A tar of samples by their keys, in order."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for key, members in samples.items():
-            for extension, data in members.items():
-                member = tarfile.TarInfo(f"{key}.{extension}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return path
+    members = [(f"{key}.{extension}", data) for key, one in samples.items() for extension, data in one.items()]
+    return write_tar(path, members, tarfile.USTAR_FORMAT)
 
 
 def write_shards(

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from embq.training.openclip.models import initial_model
 from embq.training.openclip.request import TrainingRequest
 from embq.training.openclip.training_plan import TrainingPlan, count_usable, plan
 from tests.support.models.clip import captioned_shards, tiny_clip
+from tests.support.outputs.build import write_tar
 
 CPU = Where(device="cpu")
 LINE = (
@@ -125,10 +125,7 @@ def test_shards_that_do_not_suit_are_refused(tmp_path: Path) -> None:
 
 
 def shard(path: Path, names: list[str]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name in names:
-            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    return path
+    return write_tar(path, [(name, b"") for name in names])
 
 
 def test_samples_that_open_clip_leaves_out_in_silence_are_told_of(tmp_path: Path) -> None:

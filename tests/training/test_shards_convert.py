@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 from contextlib import closing
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from embq.training.shards.sizes import classes_beside
 from embq.training.shards.writing import checked, of_a_size
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.waiting import wait_until
-from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
+from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, samples_of, shards
 
 
 @pytest.fixture(scope="session")
@@ -39,19 +38,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
-
-
-def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Key -> extension -> content, of all shards, in their order."""
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path) as archive:
-            for member in archive:
-                key, _, extension = member.name.partition(".")
-                content = archive.extractfile(member)
-                assert content is not None
-                found.setdefault(key, {})[extension] = content.read()
-    return found
 
 
 # --- what comes out ---
@@ -170,8 +156,7 @@ def test_validation_goes_beside_training_with_the_indices_of_its_classes(tree: P
     done = shards("convert", few, f"{tmp_path}/out/val-{{000000..}}.tar", "--no-shuffle", "--json")
     assert done.returncode == 0, done.stderr
     assert report(done)["expression"] == f"{tmp_path}/out/val-000000.tar"
-    with tarfile.open(tmp_path / "out" / "val-000000.tar") as archive:
-        labels = [archive.extractfile(one).read() for one in archive if one.name.endswith(".cls")]  # type: ignore[union-attr]
+    labels = [sample["cls"] for sample in samples_of(tmp_path / "out", "val-000000.tar").values()]
     assert labels == [b"1", b"1", b"2", b"2"]
     assert open_shards(str(tmp_path / "out")).samples == 94
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import pytest
 from embq.training.shards.processes import each
 from embq.training.shards.sizes import sizes_beside
 from embq.training.shards.verification import ShardsReport, verify
+from tests.support.archives import members_of
+from tests.support.outputs.build import write_tar
 from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 
@@ -39,13 +39,7 @@ def looked(folder: Path, *, processes: int = 1, **options: bool) -> ShardsReport
 
 def rewrite(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]) -> None:
     """Write a shard again with other members."""
-    with tarfile.open(path) as archive:
-        members = [(one.name, archive.extractfile(one).read()) for one in archive]  # type: ignore[union-attr]
-    with tarfile.open(path, "w") as archive:
-        for name, content in change(members):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    write_tar(path, change(members_of(path)))
 
 
 def test_what_was_converted_is_as_it_has_to_be(whole: Path) -> None:

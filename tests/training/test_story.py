@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from embq.core.run.reader import row_tables
 from tests.e2e.session import process_ended
 from tests.support.models.clip import tiny_clip
 from tests.support.picture_files import encoded
+from tests.training.pictures_converted import samples_of
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png", "rocket.jpg")
 """Inside scikit-image; 15 pieces of each."""
@@ -117,19 +117,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return it
 
 
-def samples_of(folder: Path) -> dict[str, dict[str, bytes]]:
-    """`shard<tab>key` -> extension -> content, by Python's own reader."""
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                key, _, extension = member.name.partition(".")
-                content = tar.extractfile(member)
-                assert content is not None
-                found.setdefault(f"{path}\t{key}", {})[extension] = content.read()
-    return found
-
-
 def rows_of(out: Path) -> dict[str, list[Any]]:
     """The columns of all rows, in order."""
     columns: dict[str, list[Any]] = {}
@@ -151,7 +138,9 @@ def test_every_photograph_is_a_sample_is_trained_on_once_and_is_a_row(story: Sto
     assert story.told["train"]["exact"] is True
     assert story.told["train"]["samples_per_epoch"] == 90
     trained = (root / "clip" / "keys" / "epoch-0-rank-0.txt").read_text().splitlines()
-    assert Counter(trained) == dict.fromkeys(samples, 1)
+    shards = sorted((root / "shards").glob("*.tar"))
+    wanted = [f"{path}\t{key}" for path in shards for key in samples_of(root / "shards", path.name)]
+    assert Counter(trained) == dict.fromkeys(wanted, 1)
     steps = re.findall(r"Train Epoch: 0 \[\s*(\d+)/(\d+)", (root / "clip" / "out.log").read_text())
     assert steps == [(str(15 * step), "90") for step in range(1, 7)]
 

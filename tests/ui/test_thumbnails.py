@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +23,7 @@ from embq.app.serving.unread_answers import MOST_UNREAD, CountedResponse
 from embq.app.ui.thumbnails import decoder, decoder_process, images, routes
 from embq.app.ui.thumbnails.images import Images
 from embq.producer.retry import FailureFilter, retry
+from tests.support.archives import tar_of
 from tests.support.outputs.build import build, go_on, write_folder, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
@@ -531,13 +530,8 @@ def test_shards_of_a_served_index_are_looked_into_before_anybody_asks(
 
 
 def test_members_behind_damage_have_no_thumbnail_and_those_before_it_have(serve: Serve, tmp_path: Path) -> None:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as tar:
-        for name, data in members(4):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    (tmp_path / "a.tar").write_bytes(whole.getvalue()[: whole.getvalue().index(b"k003.jpg") + 1000])
+    whole = tar_of(members(4))
+    (tmp_path / "a.tar").write_bytes(whole[: whole.index(b"k003.jpg") + 1000])
     root = build(tmp_path / "out", [tmp_path / "a.tar"], modalities=("image",), damaged="keep")
     build_index(root, output="image")
     server = serve(root)

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from embq.app.serving.app import Serving, application
 from embq.app.serving.middleware import AccessRules
 from embq.app.ui.thumbnails.routes import Thumbnails
+from tests.support.picture_files import encoded
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
 SIZE = (800, 500)
@@ -23,9 +24,7 @@ def image_of(number: int, kind: str = "JPEG", size: tuple[int, int] = SIZE, **op
     """An encoded image of one colour, a lighter square in its top left corner."""
     image = Image.new("RGB", size, COLOURS[number % len(COLOURS)])
     image.paste((250, 250, 250), (0, 0, size[0] // 4, size[1] // 4))
-    data = io.BytesIO()
-    image.save(data, kind, **options)
-    return data.getvalue()
+    return encoded(image, kind, **options)
 
 
 def pixels(jpeg: bytes) -> np.ndarray:

@@ -19,6 +19,7 @@ from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.multi_model import MultiModelEmbedder, NamedEmbedder
 from embq.worker.embedders.registry import load
 from tests.contract.test_embedders import make_clip
+from tests.support.picture_files import encoded
 
 torch = pytest.importorskip("torch")
 
@@ -81,9 +82,7 @@ def odd_pictures() -> Iterator[bytes]:
         pixels = random.integers(0, 256, size=(size[1], size[0], 3), dtype=np.uint8)
         picture = Image.fromarray(pixels).convert(mode)
         options = {"transparency": 3} if (mode, kind) == ("P", "PNG") else {}
-        data = io.BytesIO()
-        picture.save(data, kind, **options)
-        yield data.getvalue()
+        yield encoded(picture, kind, **options)
 
 
 def samples_of(pictures: Iterator[bytes]) -> list[Sample]:

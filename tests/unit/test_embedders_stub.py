@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
 from embq.worker.embedders.stub import stub_vector
+from tests.support.picture_files import encoded
 
 
 def stub(spec: str, *modalities: str, precision: str = "fp32") -> ModelConfig:
@@ -102,9 +102,8 @@ def test_a_million_samples_take_seconds_not_minutes() -> None:
 
 
 def test_images_are_decoded_where_the_spec_asks_for_it_and_give_the_same_vectors() -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), (9, 99, 200)).save(file, "JPEG")
-    good, cut, none = file.getvalue(), file.getvalue()[:-20], b"no image"
+    good = encoded(Image.new("RGB", (4, 4), (9, 99, 200)), "JPEG")
+    cut, none = good[:-20], b"no image"
     samples = [Sample(ordinal=n, key=str(n), image=data) for n, data in enumerate((good, cut, none))]
     looking, plain = load(stub("stub:8?decode=1", "image"), "cpu"), load(stub("stub:8", "image"), "cpu")
 

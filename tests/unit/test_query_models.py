@@ -3,7 +3,6 @@ gives the same vectors."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -29,6 +28,7 @@ from embq.worker.embedders.registry import load
 pytest.importorskip("torch")
 
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk
+from tests.support.picture_files import encoded
 
 TEXTS = ("How does a bicycle stay upright?", "naïve café 漢字 🙂", "word " * 500, "-")
 
@@ -247,14 +247,13 @@ def test_texts_and_images_ask_the_rows_of_a_joint_model_whatever_it_embedded(
 
     rows = config(f"open_clip:local-dir:{make_clip(tmp_path / 'clip', seed=0)}", *modalities, decode="cpu-fast")
     run = load(rows, "cpu")
-    picture = io.BytesIO()
-    Image.new("RGB", (40, 30), (200, 30, 90)).save(picture, "png")
-    sample = Sample(ordinal=0, key="", image=picture.getvalue(), text="a red square")
+    picture = encoded(Image.new("RGB", (40, 30), (200, 30, 90)), "PNG")
+    sample = Sample(ordinal=0, key="", image=picture, text="a red square")
     made = run.embed(run.prepare([sample]))
     for modality in asking:
         model, fingerprint = asked(rows, modality)
         assert fingerprint == run.fingerprint
-        vector = model.image(picture.getvalue()) if modality == "image" else model.text("a red square")
+        vector = model.image(picture) if modality == "image" else model.text("a red square")
         if modality in modalities:
             np.testing.assert_allclose(vector, made[modality][0], atol=1e-5)
 
