@@ -30,7 +30,7 @@ from embq.producer.enqueue import Request, prepare
 from embq.producer.retry import FailureFilter, preview, retry
 from embq.sources.reader_options import ReadOptions
 from embq.writer.run_writer import RunWriter
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
 from tests.support.second_reader.checks import verify
@@ -152,11 +152,7 @@ def test_what_a_dead_writer_left_goes_after_the_fence(run: RunCase, root: Object
 def test_no_room_on_this_machine_stops_the_writer_and_loses_nothing(
     run: RunCase, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try:
-        disk = SmallDisk(1)
-    except DiskError as error:
-        pytest.skip(str(error))
-    with closing(disk):
+    with closing(SmallDisk(1)) as disk:
         monkeypatch.setenv("EMBQ_SPOOL", str(disk.path))
         writer = run.writer()
         run.work_one(0)

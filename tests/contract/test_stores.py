@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from embq.core.rows.spec import FORMATS, Column, RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.reader import committed_parts, row_tables
 from tests.contract.storing import Output, float32_schema, rows_table
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 from tests.support.second_reader.checks import verify
 
 
@@ -121,11 +121,7 @@ def test_a_column_without_a_value_is_null_in_every_row(tmp_path: Path, format: s
 
 
 def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is_room(format: str) -> None:
-    try:
-        disk = SmallDisk(8)
-    except DiskError as error:
-        pytest.skip(str(error))
-    try:
+    with closing(SmallDisk(8)) as disk:
         output = Output(disk.path / "out", format, schema=float32_schema(4096), columns=())
         output.commit(3)
         with pytest.raises(OutputError, match="no space left") as caught:
@@ -134,8 +130,6 @@ def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is
         output.assert_exact()
         output.commit(2)
         output.assert_exact()
-    finally:
-        disk.close()
 
 
 MEETS_A_FULL_DISK = """
@@ -154,17 +148,11 @@ for _ in range(2):
 
 def test_a_process_that_meets_a_full_disk_lives_to_its_end(format: str) -> None:
     """HDF5 ends its process at exit, if not before, where it could not write all of a file."""
-    try:
-        disk = SmallDisk(8)
-    except DiskError as error:
-        pytest.skip(str(error))
-    try:
+    with closing(SmallDisk(8)) as disk:
         given = [sys.executable, "-c", MEETS_A_FULL_DISK, str(disk.path / "out"), format]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(given, capture_output=True, text=True, timeout=120, env=environment)
         assert (done.returncode, done.stdout) == (0, "no_space\nno_space\n"), done.stderr
-    finally:
-        disk.close()
 
 
 def test_offsets_that_lead_out_of_a_file_are_one_error(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from embq.core.rows.spec import FORMATS
 from tests.e2e.session import ended, logs, succeed, write_texts
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 
 DIM = 512
 FIRST, LATER = 200, 2000
@@ -20,12 +21,8 @@ LATER_BYTES = LATER * DIM * 2
 @pytest.fixture
 def disk() -> Iterator[SmallDisk]:
     """A disk of 32 MB."""
-    try:
-        disk = SmallDisk(32)
-    except DiskError as error:
-        pytest.skip(str(error))
-    yield disk
-    disk.close()
+    with closing(SmallDisk(32)) as disk:
+        yield disk
 
 
 SENTENCE = "the disk fills up while a part is written: one message; room is made, and `embq resume`"

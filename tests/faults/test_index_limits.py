@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.lists import empty_lists, write_lists
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 from tests.faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from tests.faults.kit.table import Recovery
 
@@ -29,12 +30,8 @@ PAGE_BYTES = 4096
 @pytest.fixture
 def disk() -> Iterator[SmallDisk]:
     """A disk of 8 MB."""
-    try:
-        disk = SmallDisk(8)
-    except DiskError as error:
-        pytest.skip(str(error))
-    yield disk
-    disk.close()
+    with closing(SmallDisk(8)) as disk:
+        yield disk
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from embq.training.shards.pictures import Listing, notes
 from embq.training.shards.shard_set import open_shards
 from embq.training.shards.sizes import classes_beside
 from embq.training.shards.writing import checked, of_a_size
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 from tests.support.waiting import wait_until
 from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, samples_of, shards
 
@@ -406,11 +406,7 @@ def test_a_picture_that_is_gone_stops_the_conversion_and_is_named_by_whichever_p
 def test_a_disk_that_fills_up_is_told_and_the_same_command_goes_on(tree: Path, tmp_path: Path) -> None:
     plan = plan_of(classed(tree), tmp_path / "whole")
     convert(plan)
-    try:
-        disk = SmallDisk(2)
-    except DiskError as error:
-        pytest.skip(str(error))
-    with closing(disk):
+    with closing(SmallDisk(2)) as disk:
         plan = plan_of(classed(tree), disk.path / "out")
         with pytest.raises(OutputError, match="no space left") as caught:
             conversion.convert(plan, "pictures", processes=1, wrote=lambda _: disk.fill())

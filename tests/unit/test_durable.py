@@ -8,6 +8,7 @@ import gc
 import hashlib
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pytest
 from embq.core.storage import durable
 from embq.core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
 from embq.core.storage.hashing import BEHIND_BYTES, HashingFile
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
@@ -107,27 +108,17 @@ def test_what_cannot_be_removed_stays_and_hides_no_other_error(tmp_path: Path) -
 
 
 def test_room_that_is_not_there_is_refused_before_anything_is_written() -> None:
-    try:
-        disk = SmallDisk(2)
-    except DiskError as error:
-        pytest.skip(str(error))
-    try:
+    with closing(SmallDisk(2)) as disk:
         path = disk.path / "file"
         path.touch()
         with pytest.raises(OSError, match="No space left") as caught:
             reserve(path, 4 << 20)
         assert caught.value.errno == errno.ENOSPC
         assert path.stat().st_size == 0
-    finally:
-        disk.close()
 
 
 def test_room_that_was_set_aside_and_not_used_is_given_back() -> None:
-    try:
-        disk = SmallDisk(2)
-    except DiskError as error:
-        pytest.skip(str(error))
-    try:
+    with closing(SmallDisk(2)) as disk:
         path = disk.path / "file"
         path.write_bytes(b"used")
         free = os.statvfs(disk.path).f_bfree
@@ -136,8 +127,6 @@ def test_room_that_was_set_aside_and_not_used_is_given_back() -> None:
         assert os.statvfs(disk.path).f_bfree < free - 200
         trim(path)
         assert (path.read_bytes(), os.statvfs(disk.path).f_bfree) == (b"used", free)
-    finally:
-        disk.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +34,7 @@ from embq.core.run.run_info import load_run
 from embq.producer.retry import FailureFilter, retry
 from embq.worker.embedders.registry import load
 from embq.writer.commit import Committer
-from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.disk import SmallDisk
 from tests.support.outputs.build import accepted, build, file_path, go_on, write_jsonl
 
 LINES = [*({"id": f"k{n:03d}", "text": f"text {n}"} for n in range(40)), b"not json\n"]
@@ -315,18 +316,12 @@ def test_a_part_that_is_gone_is_one_error_and_leaves_nothing(out: Path, tmp_path
 
 def test_a_disk_that_fills_up_is_one_error_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
     out = build(tmp_path / "out", [source], model="stub:16384")
-    try:
-        disk = SmallDisk(1)
-    except DiskError as error:
-        pytest.skip(str(error))
-    try:
+    with closing(SmallDisk(1)) as disk:
         with pytest.raises(EmbqError) as caught:
             export(out, disk.path / "plain", ExportOptions(format="parquet", rows_per_file=10))
         assert caught.value.code == "no_space"
         assert caught.value.next_step == "make room, then export again"
         assert list(disk.path.iterdir()) == []
-    finally:
-        disk.close()
 
 
 def test_an_export_that_is_killed_leaves_no_folder_that_looks_finished(out: Path, tmp_path: Path) -> None:
