@@ -82,16 +82,7 @@ class Attacked:
 
     def finish(self, writer: RunWriter) -> None:
         """Feed, work honestly and write until the run is closed."""
-        feeder = self.feeder()
-        for _ in range(40):
-            if writer.finished:
-                return
-            feeder.tick()
-            self.run.work_off_hints()
-            self.run.clock.advance(31)
-            writer.step()
-            self.run.age()
-        raise AssertionError(f"not finished: {self.run.ledger.meta()}")
+        self.run.finish(writer, feeder=self.feeder())
 
     def finish_exactly(self, writer: RunWriter) -> None:
         self.finish(writer)

@@ -196,21 +196,17 @@ def test_a_quarantined_unit_is_one_failure_that_closes_the_run(make_run: MakeRun
 # --- when a part is cut ---
 
 
-def test_a_part_holds_no_more_rows_than_asked_for(make_run: MakeRun) -> None:
-    run = make_run(5, part_rows=7)
+@pytest.mark.parametrize(
+    ("units", "part_rows", "rows"), [(5, 7, [6, 6, 3]), (2, 2, [3, 3])], ids=["units together", "a unit is larger"]
+)
+def test_a_part_holds_no_more_rows_than_asked_for_and_no_unit_is_split(
+    make_run: MakeRun, units: int, part_rows: int, rows: list[int]
+) -> None:
+    run = make_run(units, part_rows=part_rows)
     writer = run.writer()
     all_work(run)
     writer.step()
-    assert parts(run) == [6, 6, 3]
-    run.assert_exact()
-
-
-def test_a_unit_larger_than_a_part_is_not_split(make_run: MakeRun) -> None:
-    run = make_run(2, part_rows=2)
-    writer = run.writer()
-    all_work(run)
-    writer.step()
-    assert parts(run) == [3, 3]
+    assert parts(run) == rows
     run.assert_exact()
 
 
@@ -255,27 +251,18 @@ def test_large_results_are_read_one_by_one(run: RunCase, monkeypatch: pytest.Mon
     assert [len(inbox.read()) for _ in range(4)] == [16, 1, 1, 1]
 
 
-def test_results_are_committed_when_the_oldest_is_old_enough(run: RunCase) -> None:
+@pytest.mark.parametrize(("since", "young", "more"), [(0, 1.9, 0.2), (10_000, 29, 1)], ids=["first", "later"])
+def test_results_are_committed_when_the_oldest_is_old_enough_and_later_parts_wait_longer(
+    run: RunCase, since: float, young: float, more: float
+) -> None:
     writer = run.writer()
+    run.clock.advance(since)
     run.work_one(0)
     writer.step()
-    run.clock.advance(1.9)
+    run.clock.advance(young)
     writer.step()
     assert parts(run) == []
-    run.clock.advance(0.2)
-    writer.step()
-    assert parts(run) == [3]
-
-
-def test_later_parts_wait_longer_but_not_for_ever(run: RunCase) -> None:
-    writer = run.writer()
-    run.clock.advance(10_000)
-    run.work_one(0)
-    writer.step()
-    run.clock.advance(29)
-    writer.step()
-    assert parts(run) == []
-    run.clock.advance(1)
+    run.clock.advance(more)
     writer.step()
     assert parts(run) == [3]
 

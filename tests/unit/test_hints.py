@@ -118,13 +118,19 @@ def test_the_largest_unit_fits_into_a_hint(run: RunCase) -> None:
     assert run.pop() == big
 
 
+def refused(run: RunCase, said: str) -> HintJob:
+    """The next job of the queue, which is no hint."""
+    job = pop(run)
+    assert job is not None
+    with pytest.raises(MalformedError, match=said):
+        Hint.from_job(job)
+    return job
+
+
 def test_data_that_rq_would_execute_is_never_called(run: RunCase, tmp_path: Path) -> None:
     trace = tmp_path / "executed"
     put(run, packed(["os.system", None, [f"touch {trace}"], {}]))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="malformed"):
-        Hint.from_job(job)
+    job = refused(run, "malformed")
     for attempt in (lambda: job.func, job.perform):
         with pytest.raises(PermissionError):
             attempt()
@@ -142,10 +148,7 @@ class _Bomb:
 def test_a_pickle_is_never_loaded(run: RunCase, tmp_path: Path) -> None:
     trace = tmp_path / "executed"
     put(run, zlib.compress(pickle.dumps((HINT_FUNCTION, None, [_Bomb(trace)], {}))))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="malformed"):
-        Hint.from_job(job)
+    refused(run, "malformed")
     assert not trace.exists()
 
 
@@ -223,10 +226,7 @@ NO_HINTS: list[Any] = [
 @pytest.mark.parametrize("value", NO_HINTS, ids=str)
 def test_json_of_another_shape_is_a_value_error(run: RunCase, value: Any) -> None:
     put(run, packed(value))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="malformed"):
-        Hint.from_job(job)
+    refused(run, "malformed")
 
 
 @pytest.mark.parametrize(
@@ -253,27 +253,18 @@ def test_json_of_another_shape_is_a_value_error(run: RunCase, value: Any) -> Non
 )
 def test_a_hint_of_another_version_or_with_other_fields_is_a_value_error(run: RunCase, changes: dict[str, Any]) -> None:
     put(run, packed([HINT_FUNCTION, None, [body(run, **changes)], {}]))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="malformed"):
-        Hint.from_job(job)
+    refused(run, "malformed")
 
 
 def test_deeply_nested_json_is_a_value_error(run: RunCase) -> None:
     put(run, zlib.compress(b"[" * 30_000 + b"]" * 30_000))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="evil-1"):
-        Hint.from_job(job)
+    refused(run, "evil-1")
 
 
 @pytest.mark.parametrize("keyword", [{"kwargs": 1}, {"x": 1}])
 def test_keyword_arguments_are_refused(run: RunCase, keyword: dict[str, int]) -> None:
     put(run, packed([HINT_FUNCTION, None, [body(run)], keyword]))
-    job = pop(run)
-    assert job is not None
-    with pytest.raises(MalformedError, match="malformed"):
-        Hint.from_job(job)
+    refused(run, "malformed")
 
 
 def test_a_plain_rq_worker_finds_nothing_to_import_in_a_hint(run: RunCase) -> None:

@@ -242,17 +242,16 @@ def test_pax_values_may_hold_newlines_and_pax_sizes_count(tmp_path: Path) -> Non
     assert (sample.key, sample.image) == ("right", b"abc")
 
 
+BAD_RECORDS = (b"8 path=a\n", b"path=a\n", b"99 path=a.jpg\n", b"14 size=1_000\n", b"0 a=b\n", bytes(20))
+BAD_NAMES = (bytes(8), b"a\0.jpg\0", b"")
+
+
 @pytest.mark.parametrize(
-    "extension", [b"8 path=a\n", b"path=a\n", b"99 path=a.jpg\n", b"14 size=1_000\n", b"0 a=b\n", bytes(20)]
+    ("flag", "extension"), [*((b"x", record) for record in BAD_RECORDS), *((b"L", name) for name in BAD_NAMES)]
 )
-def test_a_damaged_pax_record_fails_the_shard(tmp_path: Path, extension: bytes) -> None:
-    assert code_of(tmp_path, block("pax", b"x", extension) + tar_of([("a.jpg", b"a")])) == "shard_bad_header"
-
-
-@pytest.mark.parametrize("name", [bytes(8), b"a\0.jpg\0", b""])
-def test_a_damaged_long_name_fails_the_shard(tmp_path: Path, name: bytes) -> None:
+def test_a_damaged_pax_record_or_long_name_fails_the_shard(tmp_path: Path, flag: bytes, extension: bytes) -> None:
     """Falling back on the short name in the header would give the sample another key."""
-    assert code_of(tmp_path, block("long", b"L", name) + tar_of([("a.jpg", b"a")])) == "shard_bad_header"
+    assert code_of(tmp_path, block("extension", flag, extension) + tar_of([("a.jpg", b"a")])) == "shard_bad_header"
 
 
 def test_an_extension_without_its_member_fails_the_shard(tmp_path: Path) -> None:

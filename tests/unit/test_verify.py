@@ -535,22 +535,16 @@ def test_a_vector_that_is_not_finite_is_named_for_any_model(out: Path, value: fl
     assert report.vectors_recomputed == 0
 
 
-def test_a_unit_whose_record_hides_that_it_failed_whole_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("says", "finding"), [("", "whole_unit"), ("crash", "failure_code")], ids=["none", "another"])
+def test_a_unit_that_failed_whole_under_no_code_or_another_in_its_record_is_named(
+    tmp_path: Path, says: str, finding: str
+) -> None:
     cut = tmp_path / "a.tar"
     cut.write_bytes(write_tar(tmp_path / "b.tar", MEMBERS).read_bytes()[:1024])
     out = build(tmp_path / "out", [cut])
-    change_unit(out, "failures", quarantined="")
+    change_unit(out, "failures", quarantined=says)
 
-    assert broken(verify(out)) == {"whole_unit"}
-
-
-def test_a_unit_that_failed_whole_under_another_code_than_its_record_says_is_named(tmp_path: Path) -> None:
-    cut = tmp_path / "a.tar"
-    cut.write_bytes(write_tar(tmp_path / "b.tar", MEMBERS).read_bytes()[:1024])
-    out = build(tmp_path / "out", [cut])
-    change_unit(out, "failures", quarantined="crash")
-
-    assert broken(verify(out)) == {"failure_code"}
+    assert broken(verify(out)) == {finding}
 
 
 # --- inputs and manifest ---

@@ -191,9 +191,9 @@ class RunCase:
             if not self.ledger.start([(hint.u, token)]) and self.publish(hint.u, token) is PublishVerdict.NO_ROOM:
                 self.ledger.release(hint.u, token)
 
-    def finish(self, writer: RunWriter, rounds: int = 40) -> None:
+    def finish(self, writer: RunWriter, rounds: int = 40, *, feeder: Feeder | None = None) -> None:
         """Feed, work and write until the run is closed."""
-        feeder = self.feeder()
+        feeder = feeder or self.feeder()
         for _ in range(rounds):
             if writer.finished:
                 return
