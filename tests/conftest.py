@@ -39,6 +39,7 @@ from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.keys import RUNS, run_key
 from embq.core.run.run_info import RunInfo
+from embq.core.settings import cache_folder
 from embq.core.storage.paths import Place
 
 pytest.register_assert_rewrite("tests.support.outputs.run_case")
@@ -183,6 +184,13 @@ def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embq.worker.embedders.device.placement.cpu_flags", lambda: frozenset({"avx512_bf16"}))
 
 
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What a worker logs."""
+    with caplog.at_level(logging.INFO, logger="worker"):
+        yield caplog
+
+
 # --- brokers ---
 
 
@@ -267,6 +275,16 @@ def _no_thread_dies_unseen() -> Iterator[None]:
     for args in died:
         name = args.thread.name if args.thread else "a thread"
         raise AssertionError(f"{name} ended by {args.exc_type.__name__}: {args.exc_value}") from args.exc_value
+
+
+# --- files ---
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of cached indexes, in that of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder() / "indexes"
 
 
 # --- time ---

@@ -6,7 +6,6 @@ The models are tiny, with random weights, and are saved and loaded as large ones
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -76,12 +75,6 @@ def trunks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return root / family if (root / family).exists() else save_trunk(root / family, family, seed=1)
 
     return folder
-
-
-@pytest.fixture
-def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, logger="worker"):
-        yield caplog
 
 
 def reference(folder: Path) -> SentenceTransformer:

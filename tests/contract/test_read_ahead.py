@@ -29,6 +29,7 @@ from tests.contract.test_remote import content
 from tests.e2e.session import write_tar
 from tests.support.servers.storage import HttpServer, http_server
 from tests.support.waiting import wait_until
+from tests.unit.test_pipeline import complete
 from tests.unit.test_stages import MODEL, AnsweringLedger
 
 SAMPLES = 60
@@ -108,15 +109,7 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
     monkeypatch.setattr(embedder, "embed", embed_once_the_next_ones_have_come)
     pipeline = Pipeline(embedder, leases, Meter(2), publishing, prefetch=3)
     works = [work_of(unit, u, ledger) for u, unit in enumerate((first, second, third))]
-    for work in works:
-        leases.add(work)
-        pipeline.submit(work)
-    pipeline.start()
-    try:
-        wait_until(lambda: pipeline.error is not None or not leases.snapshot(), DEADLINE_S)
-    finally:
-        pipeline.close()
-    assert pipeline.error is None
+    complete(pipeline, leases, works)
     assert waited
     assert publishing.done == works
     assert [len(work.samples) for work in works] == [SAMPLES] * 3

@@ -16,6 +16,7 @@ import pytest
 import embq.core.broker.embedded
 from tests.faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
 from tests.faults.kit.indexes import STAGES, Building, MakeBuilding, write_collection
+from tests.faults.kit.strace import Zygote, zygote_in
 from tests.faults.kit.table import Note, Outcome, Recovery, Table
 
 FOLDER = Path(__file__).parent
@@ -164,6 +165,13 @@ def needs() -> object:
         return path
 
     return check
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """A process of which each sweep forks its commands."""
+    with zygote_in(tmp_path_factory.mktemp("zygote")) as zygote:
+        yield zygote
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,10 @@ from embq.core.run.run_info import load_run
 from embq.core.settings import Settings
 from tests.e2e.session import LOOK_S
 from tests.faults.kit.cluster import DIM, SAMPLES, Cluster
-from tests.faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
+from tests.faults.kit.strace import Call, Zygote, attached, calls_in
 from tests.faults.kit.table import Recovery
 
 UNITS = 4
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with zygote_in(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
 
 
 @dataclass(slots=True)
@@ -157,5 +151,4 @@ def test_a_run_whose_enqueue_was_killed_is_worked_off_after_the_next(
     cluster.writer()
     cluster.producer()
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()

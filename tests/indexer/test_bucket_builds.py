@@ -17,7 +17,6 @@ import pytest
 import embq
 from embq.app.cli.entry_point import run
 from embq.core.errors import AwayError, Exit, TryLaterError
-from embq.core.settings import cache_folder
 from embq.core.storage.objects import ObjectPath
 from embq.indexer.index_files import claim, remote
 from embq.indexer.index_files.files import LOCK, File, index_lock, to_json
@@ -30,12 +29,7 @@ from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)
 KEY = ("--index-key", "IVF16,SQ8", "--seed", "3")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder() / "indexes"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

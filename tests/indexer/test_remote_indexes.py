@@ -20,7 +20,6 @@ from embq.app.serving import served_index
 from embq.app.serving.index_discovery import named_indices
 from embq.app.serving.served_index import ServedIndex, collection_rows, open_version
 from embq.core.errors import ConfigError, Exit, InputError, OutputError, TryLaterError, UsageError
-from embq.core.settings import cache_folder
 from embq.core.storage.objects import ObjectPath
 from embq.indexer.change.deletes import delete
 from embq.indexer.index_files import remote
@@ -30,12 +29,7 @@ from tests.indexer.indexes_that_grow import copy_of, make_index, rows
 
 BUCKET = "bucket"
 QUERY = rows(1, seed=77)[0].astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return cache_folder() / "indexes"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

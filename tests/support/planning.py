@@ -1,9 +1,10 @@
-"""Plans: the units and samples of an input, what a folder holds, and processes that plan at once."""
+"""Plans: the units and samples of an input, what a folder holds, and processes or threads that work at once."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,29 @@ def samples_of(path: Path, **options: Any) -> list[Sample]:
     return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
 
 
+def code(sample: Sample) -> str | None:
+    """Code of the failure of a sample."""
+    return sample.error[0] if sample.error else None
+
+
 def snapshot(root: Path) -> dict[str, bytes]:
     """Content of each file below a folder, by its path there."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def call_at_once(call: Callable[[int], object], count: int) -> None:
+    """Call it in threads that begin at the same moment, each with its number, and wait for all."""
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> None:
+        barrier.wait()
+        call(number)
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def run_at_once(command: Sequence[str], count: int, *, cwd: Path | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import has_ended, wait_until
 
 HERE = Path(__file__).resolve().parent
 
@@ -53,14 +53,7 @@ def ranks(folder: Path, world: int) -> dict[int, list[str]]:
 
 def alive(pids: list[int]) -> list[int]:
     """The processes that still run; a zombie does not."""
-    return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return [pid for pid in pids if not has_ended(pid)]
 
 
 def descendants(pid: int) -> list[int]:

@@ -24,6 +24,7 @@ from embq.core.broker.embedded import server_binary
 from embq.core.broker.users import ROLES
 from embq.core.errors import ConfigError, Exit, UsageError
 from embq.core.settings import Settings
+from tests.support.planning import snapshot
 from tests.support.waiting import wait_until
 
 
@@ -35,10 +36,6 @@ def line(folder: Path, user: str) -> str:
     lines = (folder / "broker" / "users.acl").read_text().splitlines()
     (found,) = [text for text in lines if text.split()[1] == user]
     return found
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -77,14 +74,14 @@ def test_the_verb_makes_everything_and_the_second_time_nothing(
 ) -> None:
     folder = tmp_path / "secrets"
     assert entry_point.run(["broker", "init", str(folder)]) == Exit.DONE
-    before = content(folder)
+    before = snapshot(folder)
     role_files = {f"{role}/{name}" for role in ROLES for name in ("password", "ca.crt")}
     servers = {"broker/users.acl", "broker/tls/server.crt", "broker/tls/server.key", "ca/ca.crt", "ca/ca.key"}
     assert set(before) == role_files | servers
     assert {before[f"{role}/ca.crt"] for role in ROLES} == {before["ca/ca.crt"]}
     capsys.readouterr()
     assert entry_point.run(["broker", "init", str(folder)]) == Exit.DONE
-    assert content(folder) == before
+    assert snapshot(folder) == before
     assert capsys.readouterr().out == f"{folder}: nothing was missing\n"
 
 
@@ -166,10 +163,10 @@ def test_a_user_is_removed_with_its_password(made: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpu2", "worker gpu2", "worker-", "worker-a b", "worker-../x", "root-1", ""])
 def test_a_user_without_a_role_is_refused(made: Path, name: str) -> None:
-    before = content(made)
+    before = snapshot(made)
     with pytest.raises(UsageError, match="is no user of embq"):
         accounts.make(made, [name])
-    assert content(made) == before
+    assert snapshot(made) == before
 
 
 @pytest.mark.parametrize(("name", "why"), [("laptop", "is a role, and stays"), ("worker-x", "has no user worker-x")])

@@ -13,6 +13,7 @@ from cryptography import x509
 
 from embq.app.broker_admin.certificates import make
 from embq.core.errors import ConfigError, UsageError
+from tests.support.planning import snapshot
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 
@@ -41,10 +42,6 @@ def certificate(folder: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate((folder / "broker/tls/server.crt").read_bytes())
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_client_that_knows_the_authority_takes_the_server_by_each_of_its_names(tmp_path: Path, host: str) -> None:
     make(tmp_path / "secrets", HOSTS, 825)
@@ -68,10 +65,10 @@ def test_nobody_else_may_read_what_is_made_whatever_the_umask(tmp_path: Path) ->
 
 def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     make(tmp_path, HOSTS, 825)
-    before = content(tmp_path)
+    before = snapshot(tmp_path)
     assert make(tmp_path, HOSTS, 825) == []
     assert make(tmp_path, HOSTS[:1], 10) == []
-    assert content(tmp_path) == before
+    assert snapshot(tmp_path) == before
 
 
 def test_further_hosts_come_to_those_that_are_there_and_the_authority_stays(tmp_path: Path) -> None:
@@ -130,11 +127,11 @@ def test_a_server_of_another_authority_or_with_another_key_is_made_anew(tmp_path
 def test_an_authority_that_lost_a_file_is_never_replaced_in_silence(tmp_path: Path, lost: str) -> None:
     make(tmp_path, HOSTS, 825)
     (tmp_path / "ca" / lost).unlink()
-    before = content(tmp_path)
+    before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match="missing or damaged") as caught:
         make(tmp_path, HOSTS, 825)
     assert "backup" in caught.value.next_step
-    assert content(tmp_path) == before
+    assert snapshot(tmp_path) == before
 
 
 def test_a_key_that_is_not_the_authoritys_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from embq.core.errors import (
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
-from tests.support.waiting import wait_until
+from tests.support.waiting import has_ended, wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
@@ -65,14 +65,7 @@ def kill_parent_and_wait_for_child(folder: Path, program: str) -> None:
     with Path(f"/proc/{pid}/fd/0").open("wb", buffering=0):
         parent.kill()
         parent.wait()
-        wait_until(lambda: _state_of(pid) == "Z")
-
-
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+        wait_until(lambda: has_ended(pid))
 
 
 def test_a_child_that_ignores_a_request_to_stop_is_killed_after_the_grace_period() -> None:

@@ -17,7 +17,7 @@ import embq.core.broker.embedded
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import SOCKET_PATH_MAX_BYTES, EmbeddedServer, server_binary
 from embq.core.errors import BrokerError, ConfigError, Exit, OutputError, TryLaterError
-from tests.support.waiting import wait_until
+from tests.support.waiting import has_ended, wait_until
 
 
 def test_a_second_start_on_the_folder_is_told_to_try_later(own_server: EmbeddedServer) -> None:
@@ -148,13 +148,7 @@ def test_the_server_ends_with_the_process_that_started_it(short_tmp: Path) -> No
         pid = int(parent.stdout.readline())
         parent.kill()
 
-    def ended() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-
-    wait_until(ended)
+    wait_until(lambda: has_ended(pid))
     with EmbeddedServer(short_tmp / "b") as server:
         assert server.running()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,19 @@ from tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
+
+
+def complete(pipeline: Pipeline, leases: Leases, works: Sequence[LeasedUnit]) -> None:
+    """Run the pipeline until it has finished these units."""
+    for work in works:
+        leases.add(work)
+        pipeline.submit(work)
+    pipeline.start()
+    try:
+        wait_until(lambda: pipeline.error is not None or not leases.snapshot(), DEADLINE_S)
+    finally:
+        pipeline.close()
+    assert pipeline.error is None
 
 
 class Kept(Publisher):
@@ -73,14 +87,7 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
     record = RunRecord(run="r", output="/nowhere", model=MODEL, units=1)
     hint = Hint(run="r", gen="1-0", u=0, unit=unit)
     work = LeasedUnit(hint, record, kept, "t", attempts=0, poison=frozenset())  # type: ignore[arg-type]
-    leases.add(work)
-    pipeline.submit(work)
-    pipeline.start()
-    try:
-        wait_until(lambda: pipeline.error is not None or not leases.snapshot(), DEADLINE_S)
-    finally:
-        pipeline.close()
-    assert pipeline.error is None
+    complete(pipeline, leases, [work])
     assert len(work.samples) == 2 * CHUNK_SAMPLES
     assert passes == ([2 * CHUNK_SAMPLES] if patient else [CHUNK_SAMPLES] * 2)
 
@@ -95,20 +102,13 @@ def test_items_come_out_in_the_order_in_which_they_went_in() -> None:
     assert [queue.get(0) for _ in range(6)] == [0, 1, 2, 3, 4, None]
 
 
-def test_a_full_queue_takes_nothing_more_until_something_left() -> None:
+@pytest.mark.parametrize(("first", "second"), [(0.6, 0.6), (7.0, 0.1)], ids=["full", "an item larger than the queue"])
+def test_a_full_queue_takes_nothing_more_until_something_left(first: float, second: float) -> None:
     queue: BoundedQueue[str] = BoundedQueue()
-    assert queue.put("a", 0.6, 0)
-    assert not queue.put("b", 0.6, 0.01)
+    assert queue.put("a", first, 0)
+    assert not queue.put("b", second, 0.01)
     assert queue.get(0) == "a"
-    assert queue.put("b", 0.6, 0)
-
-
-def test_an_item_larger_than_the_queue_passes_alone() -> None:
-    queue: BoundedQueue[str] = BoundedQueue()
-    assert queue.put("large", 7.0, 0)
-    assert not queue.put("small", 0.1, 0.01)
-    assert queue.get(0) == "large"
-    assert queue.put("small", 0.1, 0)
+    assert queue.put("b", second, 0)
 
 
 def test_many_small_shares_leave_no_rounding_behind() -> None:

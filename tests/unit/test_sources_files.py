@@ -14,6 +14,7 @@ from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
 from embq.sources.access.files import PIECE_BYTES
 from embq.sources.formats.image_folder import FilesSource
 from embq.sources.reader_options import ReadOptions
+from tests.support.planning import code
 
 FILES = FilesSource()
 
@@ -31,10 +32,6 @@ def units_of(root: Path, most: int = 1000) -> list[Unit]:
 
 def read(root: Path, units: list[Unit] | None = None) -> dict[str, Sample]:
     return {s.key: s for unit in units or units_of(root) for s in FILES.read(unit)}
-
-
-def code(sample: Sample) -> str | None:
-    return sample.error[0] if sample.error else None
 
 
 def test_images_are_found_in_all_folders_and_ordered_by_their_path(tmp_path: Path) -> None:

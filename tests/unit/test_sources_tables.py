@@ -13,13 +13,13 @@ from pyarrow import ipc
 
 import embq.sources.rows
 from embq.core.errors import InputError, SourceError
-from embq.core.units import Sample, Unit
+from embq.core.units import Unit
 from embq.producer.plan import plan
 from embq.sources.kinds import SOURCES, detect
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read, read_here
 from tests.support.outputs.build import build
-from tests.support.planning import samples_of, units_of
+from tests.support.planning import code, samples_of, units_of
 from tests.support.second_reader.checks import verify
 from tests.support.second_reader.samples import reread
 
@@ -34,10 +34,6 @@ def write(path: Path, **columns: Any) -> Path:
         with new(path, table.schema) as writer:
             writer.write_table(table, max_chunksize=4)
     return path
-
-
-def code(sample: Sample) -> str | None:
-    return sample.error[0] if sample.error else None
 
 
 def failure(path: Path, **options: Any) -> SourceError:

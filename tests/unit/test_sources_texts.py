@@ -13,6 +13,7 @@ from embq.core.units import Sample, Unit
 from embq.sources.access.files import PIECE_BYTES, etag
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
+from tests.support.planning import code
 
 
 def units_of(path: Path, **options: object) -> list[Unit]:
@@ -25,10 +26,6 @@ def read(folder: Path, name: str, data: bytes, **options: object) -> list[Sample
     path.write_bytes(data)
     units = units_of(path, **options)
     return [sample for unit in units for sample in SOURCES[unit.kind].read(unit)]
-
-
-def code(sample: Sample) -> str | None:
-    return sample.error[0] if sample.error else None
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
