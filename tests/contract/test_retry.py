@@ -123,6 +123,13 @@ def again(root: Path, *, codes: tuple[str, ...] = ()) -> RetryResult:
     return retry(root, FailureFilter(codes=codes), version="0")
 
 
+def retried(root: Path) -> RetryResult:
+    """Retry every failure, to the end of the run."""
+    planned = again(root)
+    go_on(root)
+    return planned
+
+
 def standing(root: Path) -> list[dict[str, object]]:
     return [row for table in standing_failures(root) for row in table.to_pylist()]
 
@@ -166,8 +173,7 @@ def test_what_was_mended_in_its_place_becomes_rows_and_nothing_else_is_done_agai
     before = keys(out)
 
     source = write(tmp_path, frozenset())
-    planned = again(out)
-    go_on(out)
+    planned = retried(out)
 
     assert planned.failures == 4
     assert account(out) == (SAMPLES, 0, 0)
@@ -184,8 +190,7 @@ def test_what_is_mended_bit_by_bit_is_retried_as_often_as_it_takes(tmp_path: Pat
     out = made(tmp_path, write(tmp_path, BAD))
     for attempt, left in enumerate((BAD, frozenset({4, 9}), frozenset({9}), frozenset()), start=2):
         source = write(tmp_path, left)
-        again(out)
-        go_on(out)
+        retried(out)
         assert account(out) == (SAMPLES - len(left), len(left), 0)
         assert [row["attempt"] for row in standing(out)] == [attempt] * len(left)
         assert_verified(out)
@@ -199,8 +204,7 @@ def test_two_samples_of_one_unit_may_be_at_different_attempts(tmp_path: Path) ->
     go_on(out)
     assert Counter(row["attempt"] for row in standing(out)) == {1: 1, 2: 3}
     jsonl(tmp_path, frozenset())
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (SAMPLES, 0, 0)
     assert_verified(out)
 
@@ -208,8 +212,7 @@ def test_two_samples_of_one_unit_may_be_at_different_attempts(tmp_path: Path) ->
 def test_a_source_that_was_not_mended_gives_the_same_failures_once_more(tmp_path: Path) -> None:
     out = made(tmp_path, shard(tmp_path, BAD))
     first = [(row["key"], row["code"], row["message"]) for row in standing(out)]
-    again(out)
-    go_on(out)
+    retried(out)
     assert [(row["key"], row["code"], row["message"]) for row in standing(out)] == first
     assert {row["attempt"] for row in standing(out)} == {2}
     assert account(out) == (6, 4, 0)
@@ -220,8 +223,7 @@ def test_a_source_that_was_not_mended_gives_the_same_failures_once_more(tmp_path
 def test_rows_of_a_retry_stand_in_parts_of_every_format(tmp_path: Path, format_: str) -> None:
     out = made(tmp_path, shard(tmp_path, BAD), format=format_)
     shard(tmp_path, frozenset())
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (SAMPLES, 0, 0)
     assert_verified(out)
 
@@ -230,8 +232,7 @@ def test_failures_of_before_attempts_were_counted_are_first_attempts(tmp_path: P
     out = made(tmp_path, shard(tmp_path, BAD))
     rewrite(out, lambda table: table.drop_columns(["attempt"]), "failures")
     assert {row["attempt"] for row in standing(out)} == {1}
-    again(out)
-    go_on(out)
+    retried(out)
     assert {row["attempt"] for row in standing(out)} == {2}
     assert_verified(out)
 
@@ -299,8 +300,7 @@ def test_a_shard_that_was_cut_is_read_as_a_whole_once_it_was_copied_again(tmp_pa
     assert_verified(out)
 
     path.write_bytes(content)
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (6, 4, 0)
     assert_verified(out)
 
@@ -321,15 +321,13 @@ def test_a_table_that_could_not_be_cut_into_units_becomes_the_units_that_it_woul
     assert account(out) == (SAMPLES, 1, 1)
 
     path.write_bytes(content)
-    planned = again(out)
-    go_on(out)
+    planned = retried(out)
     assert (planned.units, planned.whole_units) == (4, {"table_damaged": 1})
     assert account(out) == (2 * SAMPLES - 1, 1, 0)
     assert_verified(out)
 
     parquet(tmp_path, frozenset())
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (2 * SAMPLES, 0, 0)
     assert_verified(out)
     assert enqueued(out, path).added == 0
@@ -357,15 +355,13 @@ def test_a_shard_whose_members_moved_gives_no_row_and_a_failure_for_each_key(tmp
     out = made(tmp_path, shard(tmp_path, BAD))
     moved = [(f"s{n}.png", picture(n)) for n in (0, 2, 1, *range(3, SAMPLES))]
     write_tar(tmp_path / "shard.tar", moved)
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (6, 4, 0)
     assert sorted((row["key"], row["code"], row["attempt"]) for row in standing(out)) == [
         (f"s{n}.png".removesuffix(".png"), "source_changed", 2) for n in sorted(BAD)
     ]
     shard(tmp_path, frozenset())
-    again(out)
-    go_on(out)
+    retried(out)
     assert account(out) == (SAMPLES, 0, 0)
     assert_verified(out)
 
@@ -373,8 +369,7 @@ def test_a_shard_whose_members_moved_gives_no_row_and_a_failure_for_each_key(tmp
 def test_a_shard_that_has_more_samples_than_before_was_not_mended(tmp_path: Path) -> None:
     out = made(tmp_path, shard(tmp_path, BAD))
     write_tar(tmp_path / "shard.tar", [(f"s{n}.png", picture(n)) for n in range(SAMPLES + 1)])
-    again(out)
-    go_on(out)
+    retried(out)
     assert {row["code"] for row in standing(out)} == {"source_changed"}
     assert account(out) == (6, 4, 0)
 
@@ -403,8 +398,7 @@ def test_files_that_are_gone_are_named_and_the_others_are_retried(tmp_path: Path
 def test_a_mended_source_that_changes_again_is_refused_as_an_input(tmp_path: Path) -> None:
     out = made(tmp_path, lines(tmp_path, BAD))
     source = lines(tmp_path, frozenset())
-    again(out)
-    go_on(out)
+    retried(out)
     source.write_text("another text\n" * SAMPLES)
     with pytest.raises(InputError, match="inputs are not what was planned"):
         enqueued(out, source)

@@ -57,6 +57,12 @@ def first(chooser: Scheduler) -> Turn | None:
     return chooser.wait(lambda: next(looks))
 
 
+def first_turn(chooser: Scheduler) -> Turn:
+    turn = first(chooser)
+    assert turn is not None
+    return turn
+
+
 def at_the_end(chooser: Scheduler, turn: Turn, *, spent_s: float = SLICE_S, idle: bool = False) -> ModelConfig | None:
     other = chooser.another(turn, spent_s=spent_s, idle=idle)
     return other.model if other else None
@@ -70,8 +76,7 @@ def booked(client: redis.Redis, run: RunCase) -> float:
 def test_without_contention_nobody_ever_changes(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     run = make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     assert turn.model == run.record.model
     for slices in range(1, 5):
         assert at_the_end(chooser, turn, spent_s=slices * SLICE_S) is None
@@ -81,8 +86,7 @@ def test_without_contention_nobody_ever_changes(own_client: redis.Redis, make: M
 def test_a_worker_takes_the_defaults_of_runs_for_what_was_not_chosen(own_client: redis.Redis, make: Make) -> None:
     chooser, run = scheduler(own_client), make("a")
     register(own_client, replace(run.record, workers=WorkerDefaults(batch_size=512, prepare_threads=8)))
-    turn = first(chooser)
-    assert turn is not None
+    first_turn(chooser)
     defaults = chooser.defaults_of(run.record.model)
     assert (defaults.batch_size, defaults.prepare_threads) == (512, 8)
     plain = WorkerOptions(
@@ -108,8 +112,7 @@ def test_a_worker_takes_the_defaults_of_runs_for_what_was_not_chosen(own_client:
 def test_at_the_end_of_a_slice_another_model_has_its_turn(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     other = make("b")
     assert at_the_end(chooser, turn) == other.record.model
 
@@ -119,8 +122,7 @@ def test_the_model_of_a_run_that_rests_has_no_claim(own_client: redis.Redis, mak
     chooser = scheduler(own_client)
     mine, other = make("a"), make("b")
     other.ledger.request({"state": state})
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     assert turn.model == mine.record.model
     assert at_the_end(chooser, turn) is None
     mine.ledger.request({"state": state})
@@ -134,8 +136,7 @@ def test_a_model_without_hints_has_no_claim(own_client: redis.Redis, make: Make)
     """There is no producer, or it cannot read the manifest: a worker that changed for it would stand idle."""
     chooser = scheduler(own_client)
     mine = make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     make("b", hints=False)
     assert at_the_end(chooser, turn) is None
     mine.queue.empty()
@@ -145,8 +146,7 @@ def test_a_model_without_hints_has_no_claim(own_client: redis.Redis, make: Make)
 def test_a_model_whose_units_are_all_held_has_no_claim(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     other = make("b")
     for u in range(8):
         other.claim(u)
@@ -157,8 +157,7 @@ def test_a_model_whose_units_are_all_held_has_no_claim(own_client: redis.Redis, 
 def test_a_worker_without_work_changes_at_once_and_only_then(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     mine = make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     other = make("b")
     assert at_the_end(chooser, turn, spent_s=1.0, idle=True) is None
     mine.queue.empty()
@@ -174,8 +173,7 @@ def test_a_model_weighs_what_its_runs_weigh_together(own_client: redis.Redis, ma
     again.record = type(again.record)(run=again.record.run, output=again.record.output, model=run.record.model, units=8)
     again.build()
     again.ledger.request({"priority": "15"})
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     assert turn.weight == 45
 
 
@@ -184,8 +182,7 @@ def test_a_model_that_cannot_be_loaded_here_is_left_to_others_and_costs_it_nothi
 ) -> None:
     chooser = scheduler(own_client)
     run = make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     chooser.refuse(turn)
     assert booked(own_client, run) == 0.0
     before = own_client.info("commandstats")["cmdstat_llen"]["calls"]
@@ -198,8 +195,7 @@ def test_a_worker_of_one_run_takes_no_part(own_client: redis.Redis, make: Make) 
     mine = make("a")
     make("b")
     chooser = scheduler(own_client, run=mine.record.run)
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     assert turn.model == mine.record.model
     assert at_the_end(chooser, turn, spent_s=100 * SLICE_S) is None
     chooser.end(turn, spent_s=100 * SLICE_S)
@@ -229,8 +225,7 @@ def test_workers_that_book_at_the_same_time_lose_nothing(
 def test_the_virtual_times_may_be_lost(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     own_client.set(TURNS, "nonsense")
     assert at_the_end(chooser, turn) is None
     own_client.delete(TURNS)
@@ -334,8 +329,7 @@ def test_results_without_room_are_given_back_when_it_is_the_turn_of_another_mode
 def test_a_run_without_room_for_results_gives_its_model_no_claim(own_client: redis.Redis, make: Make) -> None:
     chooser = scheduler(own_client)
     make("a")
-    turn = first(chooser)
-    assert turn is not None
+    turn = first_turn(chooser)
     full = make("b")
     full.work_one(0)
     assert at_the_end(chooser, turn) == full.record.model
