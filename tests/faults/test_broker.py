@@ -79,10 +79,7 @@ def crew(
     """A run in the middle of which two workers are; with `hold`, each stays there after so many units until it is to
     be seen that work goes on."""
     sabotage = held_after(hold, cluster.folder / "hold") if hold else None
-    cluster.write_texts(units)
-    cluster.enqueue(SLOW)
-    cluster.writer(environment=environment, url=url)
-    cluster.producer(environment=environment, url=url)
+    cluster.begin(units, SLOW, environment=environment, url=url)
     machine = cluster.workers(count=2, environment=environment, url=url, sabotage=sabotage)
     cluster.until_finished(begun)
     cluster.until(lambda: len(machine.processes()) == 2)
@@ -178,8 +175,7 @@ def test_services_end_when_asked_although_the_broker_is_away(cluster: Cluster, r
     cluster.writer(environment=QUICK_LEASES)
     cluster.producer(environment=QUICK_LEASES)
     cluster.workers(count=2, environment=QUICK_LEASES)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 def _started(command: Command, units: int) -> bool:

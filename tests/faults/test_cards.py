@@ -72,8 +72,7 @@ def assert_given_up_alone(cluster: Cluster, machine: Service, card: str, *words:
     assert len(given_up) == 1, machine.log
     for word in (card, *words):
         assert word in given_up[0]
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert len(machine.processes()) == 1
 
 
@@ -83,8 +82,7 @@ def test_cards_that_torch_has_no_code_for(cluster: Cluster, recovery: Recovery, 
     machine = Cards(tmp_path / "cards", GTX1070, H100, K80).machine(cluster)
     cluster.until(lambda: machine.said_times("device_given_up") == 2)
     recovery.injected(2)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     # A machine reports itself every 5 s.
     cluster.until(lambda: {devices(cluster)[device]["state"] for device in ("cuda:0", "cuda:2")} == {"given_up"})
     told = devices(cluster)
@@ -146,8 +144,7 @@ def test_a_card_that_is_too_small_for_one_model(cluster: Cluster, recovery: Reco
     cluster.until(lambda: told.search(ended("status", environment={"EMBQ_BROKER_URL": cluster.broker.url})[1]))
     assert (machine.said_times("worker_died"), machine.said_times("device_given_up")) == (0, 0)
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact(dim=24)
+    cluster.assert_completes(dim=24)
 
 
 @pytest.mark.fault("W9", "no kernel image at load; errors that stay, in the preparing and in the embedding thread")
@@ -193,5 +190,4 @@ def test_no_card_is_left(cluster: Cluster, recovery: Recovery, tmp_path: Path) -
     assert "cuda:0 (NVIDIA GeForce GTX 1070)" in last
     assert "cuda:1 (Tesla K80)" in last
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()

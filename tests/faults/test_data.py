@@ -649,10 +649,7 @@ def test_a_shard_that_changes_while_it_is_read_is_of_one_version_or_fails_whole(
 
 @pytest.mark.fault("D6", "a file of texts is rewritten in mid-run")
 def test_a_text_file_that_is_rewritten_in_mid_run(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(200)
-    cluster.enqueue(f"stub:{DIM}?ms_per_sample=3&batch_size=8")
-    cluster.writer()
-    cluster.producer()
+    cluster.begin(200, f"stub:{DIM}?ms_per_sample=3&batch_size=8")
     cluster.workers(count=2)
     cluster.until_finished(15)
     planned, modified_ns = cluster.input.read_bytes(), cluster.input.stat().st_mtime_ns

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.session import await_in
+from tests.e2e.session import Command, await_in
 from tests.faults.kit.cluster import QUICK_LEASES, Cluster, Service, let_go
 from tests.faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, counted, crash
 from tests.faults.test_cards import H100, Cards
@@ -29,6 +29,13 @@ def begun_with(
 def refusals(machine: Service) -> str:
     """Report of a machine on indexes that it has no part in."""
     return " ".join(re.findall(r"index_refused .*", machine.log))
+
+
+def assert_built(command: Command, cluster: Cluster, building: Building, undisturbed: Building) -> None:
+    """The command ends, and the index is the one that it would have been."""
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
+    building.assert_published()
+    building.assert_same_as(undisturbed)
 
 
 @pytest.mark.fault("X4", "workers of a broker build an index: a worker and two unit processes are killed")
@@ -93,9 +100,7 @@ def test_a_broker_that_forgets_everything_is_filled_again_from_the_folder(
     await_in(command, Path(f"{gate}.reached").exists)
     cluster.broker.restart(after_s=1.0, wiped=True)
     let_go(gate)
-    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
-    building.assert_published()
-    building.assert_same_as(undisturbed)
+    assert_built(command, cluster, building, undisturbed)
     begun = building.begun()
     # The unit that was in hand may have been begun a second time: its lease was lost with all others.
     assert STAGES["add"] <= begun.pop("add") <= STAGES["add"] + 1
@@ -120,9 +125,7 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
     cluster.recovery.injected()
     second = building.begin(environment=QUICK_LEASES)
     let_go(gate)
-    assert second.wait(PATIENCE_S) in ENDED, second.said + cluster.logs()
-    building.assert_published()
-    building.assert_same_as(undisturbed)
+    assert_built(second, cluster, building, undisturbed)
     assert machine.said_times("worker_died") == 0
 
 
@@ -138,9 +141,7 @@ def test_a_unit_process_that_stands_still_is_replaced(
     command = building.begin(environment=QUICK_LEASES)
     await_in(command, (tmp_path / "stopped").exists)
     cluster.recovery.injected()
-    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
-    building.assert_published()
-    building.assert_same_as(undisturbed)
+    assert_built(command, cluster, building, undisturbed)
     assert machine.said_times("stuck") == 1
 
 
@@ -153,6 +154,4 @@ def test_without_workers_the_build_says_so_and_waits(
     await_in(command, lambda: "no worker has taken a unit" in command.stderr)
     cluster.recovery.injected()
     cluster.workers(environment=QUICK_LEASES)
-    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
-    building.assert_published()
-    building.assert_same_as(undisturbed)
+    assert_built(command, cluster, building, undisturbed)

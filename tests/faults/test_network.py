@@ -86,8 +86,7 @@ def test_a_machine_is_cut_off(cluster: Cluster, recovery: Recovery, line: Line) 
 def test_a_machine_is_cut_off_from_default_leases(cluster: Cluster, recovery: Recovery, line: Line) -> None:
     cluster.begin(500, SLOW)
     cut_off(cluster, line, recovery)
-    cluster.until_closed(150)
-    cluster.assert_exact()
+    cluster.assert_completes(deadline_s=150)
 
 
 @pytest.mark.fault("N1", "connections of a machine die without a word (half open); its leases are not lost")
@@ -211,11 +210,8 @@ def test_each_command_of_a_start_is_lost(
 @pytest.mark.fault("N2", "every n-th command or reply of real services is lost (n = 11, 31, 101)")
 def test_every_nth_command_is_lost(cluster: Cluster, recovery: Recovery, nth: int) -> None:
     with Proxy(cluster.broker.socket_url) as proxy:
-        cluster.write_texts(80)
-        cluster.enqueue(SLOW)
         proxy.every = nth
-        cluster.writer(url=proxy.url)
-        cluster.producer(url=proxy.url)
+        cluster.begin(80, SLOW, url=proxy.url)
         machine = cluster.workers(count=2, url=proxy.url)
         cluster.until_closed(120)
         recovery.injected(proxy.lost)
@@ -231,11 +227,8 @@ def test_every_nth_command_is_lost(cluster: Cluster, recovery: Recovery, nth: in
 @pytest.mark.fault("N3", "a link with 200 ms in each direction, on which 1 % of the requests break the connection")
 def test_a_slow_and_lossy_link(cluster: Cluster, recovery: Recovery) -> None:
     with Proxy(cluster.broker.socket_url, seed=SEED) as proxy, Attempts(cluster.broker) as attempts:
-        cluster.write_texts(60)
-        cluster.enqueue("stub:16?ms_per_sample=40&batch_size=10")
         proxy.delay_s, proxy.loss = 0.2, 0.01
-        cluster.writer(url=proxy.url)
-        cluster.producer(url=proxy.url)
+        cluster.begin(60, "stub:16?ms_per_sample=40&batch_size=10", url=proxy.url)
         machine = cluster.workers(count=2, url=proxy.url)
         cluster.until_closed(200)
         recovery.injected(proxy.lost)

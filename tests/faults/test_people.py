@@ -60,8 +60,7 @@ def test_the_same_run_enqueued_at_once_and_again(cluster: Cluster, recovery: Rec
     again = json.loads(succeed("enqueue", *arguments(cluster), "--json", environment=environment))
     recovery.injected()
     assert (again["run"], again["new"], again["units"]) == (answers[0]["run"], False, 60)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("P2", "two `embq run` are started on one output at the same moment: one works, one is refused")
@@ -83,10 +82,7 @@ def test_two_runs_on_one_output(cluster: Cluster, recovery: Recovery, broker: st
 
 @pytest.mark.fault("P2", "`embq resume` on this machine, while services on another broker work on the same output")
 def test_a_run_that_is_resumed_here_while_others_work_on_it(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(100)
-    cluster.enqueue(f"stub:{DIM}?ms_per_sample=10")
-    cluster.writer()
-    cluster.producer()
+    cluster.begin(100, f"stub:{DIM}?ms_per_sample=10")
     cluster.workers()
     cluster.until(lambda: len(cluster.committed()) >= 5)
     with started("resume", cluster.root, "--quiet") as second:
@@ -94,8 +90,7 @@ def test_a_run_that_is_resumed_here_while_others_work_on_it(cluster: Cluster, re
         # One of the two completes it. They do not shut each other out again and again.
         if second.wait() != 0:
             assert "has taken over" in assert_refused(second, exits=75, code="busy")
-    cluster.until_closed()
-    output = cluster.assert_exact()
+    output = cluster.assert_completes()
     assert sum(record["kind"] == "fence" for record in output.records) <= 3
 
 
@@ -145,8 +140,7 @@ def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recover
             code = "input_changed" if difference.startswith("unit_samples") else "other_run"
             assert difference in assert_refused(command, exits=65, code=code), verb
             recovery.injected()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("P3", "a machine has other weights or preprocessing under the same name: it is refused", gate=False)
@@ -163,8 +157,7 @@ def test_a_machine_with_another_model_under_the_same_name(cluster: Cluster, reco
     assert stranger.wait() == 78, stranger.said
     assert "wrong_model" in stranger.log
     Path(f"{gate}.open").touch()
-    cluster.until_closed()
-    output = cluster.assert_exact()
+    output = cluster.assert_completes()
     assert len({record["fingerprint"] for record in output.records if record["units"]}) == 1
 
 
@@ -324,8 +317,7 @@ def test_services_of_another_version_among_the_others(cluster: Cluster, recovery
     assert not cluster.owners()
 
     cluster.workers()
-    cluster.until_closed()
-    output = cluster.assert_exact()
+    output = cluster.assert_completes()
     assert [record["kind"] for record in output.records].count("fence") == 1
     for stranger in strangers:
         assert stranger.alive()
@@ -351,8 +343,7 @@ def test_results_of_another_version_are_refused(cluster: Cluster, recovery: Reco
     assert cluster.committed() == []
     stranger.kill()
     cluster.workers(count=2)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("V1", "all services are replaced by those of another protocol version in mid-run")
@@ -385,5 +376,4 @@ def test_a_run_goes_on_under_another_version(cluster: Cluster, recovery: Recover
     else:
         end_the_old()
         begin_the_new()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()

@@ -139,11 +139,7 @@ def assert_readable(cluster: Cluster) -> None:
 def test_a_writer_whose_disk_is_full_goes_on_when_there_is_room(
     cluster: Cluster, recovery: Recovery, disk: SmallDisk, alone: bool
 ) -> None:
-    cluster.write_texts(80)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    arguments = ["--run", cluster.run()] if alone else []
-    writer = cluster.writer(*arguments, sabotage=SOON)
-    cluster.producer()
+    writer = cluster.begin(80, "stub:16?ms_per_sample=8", alone=alone, sabotage=SOON)
     workers = cluster.workers(count=2)
     cluster.until(lambda: records(cluster) >= 1)
     disk.fill()
@@ -157,7 +153,7 @@ def test_a_writer_whose_disk_is_full_goes_on_when_there_is_room(
     assert_readable(cluster)
     disk.make_room()
     if alone:
-        cluster.writer(*arguments)
+        cluster.writer("--run", cluster.run())
     before = records(cluster)
     recovery.note("room is made -> first commit", cluster.until(lambda: records(cluster) > before), bar=10.0)
     cluster.until_closed()
@@ -169,10 +165,7 @@ def test_a_writer_whose_disk_is_full_goes_on_when_there_is_room(
 def test_a_writer_whose_disk_is_read_only_goes_on_when_it_is_not(
     cluster: Cluster, recovery: Recovery, disk: SmallDisk
 ) -> None:
-    cluster.write_texts(80)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    writer = cluster.writer(sabotage=SOON)
-    cluster.producer()
+    writer = cluster.begin(80, "stub:16?ms_per_sample=8", sabotage=SOON)
     workers = cluster.workers(count=2)
     cluster.until(lambda: records(cluster) >= 1)
     cluster.until(lambda: disk.set_read_only(True))
@@ -190,10 +183,7 @@ def test_a_writer_whose_disk_is_read_only_goes_on_when_it_is_not(
 
 @pytest.mark.fault("S3", "the disk is full at a worker that stages its results")
 def test_a_worker_that_cannot_stage_its_result_keeps_it(cluster: Cluster, recovery: Recovery, disk: SmallDisk) -> None:
-    cluster.write_texts(120)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    cluster.writer(environment=QUICK_LEASES)
-    cluster.producer(environment=QUICK_LEASES)
+    cluster.begin(120, "stub:16?ms_per_sample=8", environment=QUICK_LEASES)
     workers = cluster.workers("--transport", "staging", count=2, environment=QUICK_LEASES)
     cluster.until(lambda: records(cluster) >= 1)
     disk.fill()
@@ -231,10 +221,7 @@ def test_a_writer_whose_disk_syncs_nothing_goes_on_when_it_does(
 ) -> None:
     if why := unavailable():
         pytest.skip(why)
-    cluster.write_texts(80)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    writer = cluster.writer(sabotage=SOON)
-    cluster.producer()
+    writer = cluster.begin(80, "stub:16?ms_per_sample=8", sabotage=SOON)
     cluster.workers(count=2)
     cluster.until(lambda: records(cluster) >= 1)
     with attached(writer.pid, tmp_path / "calls", trace="fsync", inject=["fsync:error=EIO"]):
@@ -243,8 +230,7 @@ def test_a_writer_whose_disk_syncs_nothing_goes_on_when_it_does(
     recovery.injected(len(calls_in(tmp_path / "calls", writer.pid)))
     before = records(cluster)
     recovery.note("fsync works -> first commit", cluster.until(lambda: records(cluster) > before), bar=10.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 # --- what is left ---
@@ -253,10 +239,7 @@ def test_a_writer_whose_disk_syncs_nothing_goes_on_when_it_does(
 @pytest.mark.fault("I7", "workers die between writing a result and publishing it, and the litter is collected")
 @pytest.mark.parametrize("suffix", [RESULT_SUFFIX, PART_SUFFIX])
 def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Path, suffix: str) -> None:
-    cluster.write_texts(60)
-    cluster.enqueue("stub:16?ms_per_sample=5")
-    cluster.writer()
-    cluster.producer()
+    cluster.begin(60, "stub:16?ms_per_sample=5")
     kills = 3
 
     def killed(at: str, count: int, **more: str) -> dict[str, object]:
@@ -275,8 +258,7 @@ def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Pa
     cluster.collect_garbage()
     cluster.until(lambda: len(list(marks.iterdir())) == 2 * kills)
     recovery.injected(2 * kills)
-    cluster.until_closed()
-    output = cluster.assert_exact()
+    output = cluster.assert_completes()
     named = {file["path"].count(".") for record in output.records for file in record["files"]}
     assert (2 in named) == (suffix == PART_SUFFIX)
 

@@ -72,8 +72,7 @@ def test_a_killed_worker(cluster: Cluster, recovery: Recovery) -> None:
         machine.kill_one(victim)
         seconds = cluster.until(lambda units=units: runs_again(cluster, units))
         recovery.note("its units are running again", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("W1", "a machine is gone, supervisor and workers at once (lease 20 s)")
@@ -87,8 +86,7 @@ def test_a_machine_is_gone(cluster: Cluster, recovery: Recovery) -> None:
     cluster.until(lambda: not any(worker.is_running() for worker in workers))
     seconds = cluster.until(lambda: runs_again(cluster, units))
     recovery.note("all its units are running again elsewhere", seconds, bar=30.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -171,8 +169,7 @@ def test_sigkill_at_a_point(cluster: Cluster, recovery: Recovery, tmp_path: Path
         finished = cluster.finished()
         seconds = cluster.until(lambda finished=finished: cluster.finished() > finished or cluster.closed())
         recovery.note("work goes on", seconds)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 # --- W3: hangs ---
@@ -201,8 +198,7 @@ def test_a_hang(cluster: Cluster, recovery: Recovery, tmp_path: Path, stage: str
     assert name in names
     seconds = cluster.until(lambda: name not in cluster.owners().values())
     recovery.note("its leases are free", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert machine.said_times("stuck") == 1
     # A call that keeps all others from running may have stopped another stage as well.
     assert f" stage={stage} " in machine.log or do == "hang_gil"
@@ -220,8 +216,7 @@ def test_storage_of_results_that_hangs(cluster: Cluster, recovery: Recovery, tmp
     seconds = cluster.until(lambda: machine.said_times("leases_freed"))
     recovery.note("noticed", seconds, bar=STALL_S + 5)
     assert [count for count in cluster.attempts().values() if count > 1] == []
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("W3", "a worker process is stopped and is noticed by the absence of progress")
@@ -242,8 +237,7 @@ def stop_a_process(cluster: Cluster, recovery: Recovery, at: str, marker: Path) 
     recovery.injected()
     seconds = cluster.until(lambda: machine.said_times("stuck"))
     recovery.note("noticed", seconds, bar=STALL_S + 5)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("W3", "the device wedges in a call that never returns, default settings")
@@ -260,8 +254,7 @@ def test_a_wedge_with_default_settings(cluster: Cluster, recovery: Recovery, tmp
     recovery.note("noticed", time.monotonic() - began, bar=60.0)
     cluster.until(lambda: any(runs_again(cluster, {u: token}) for u, token in units.items()))
     recovery.note("replaced and at work", time.monotonic() - began, bar=120.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 SLOW = {
@@ -286,10 +279,7 @@ def test_a_slow_unit_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recover
 @pytest.mark.fault("W3", "nothing gets on because the broker is away, or the writer: that is no hang")
 @pytest.mark.parametrize("who", ["broker killed", "broker stopped", "writer stopped"])
 def test_an_outage_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recovery, who: str) -> None:
-    cluster.write_texts(60)
-    cluster.enqueue(QUICK)
-    writer = cluster.writer()
-    cluster.producer()
+    writer = cluster.begin(60, QUICK)
     machine = cluster.workers(count=2, environment=QUICK_STALL)
     cluster.until_finished(10)
     if who == "writer stopped":
@@ -308,8 +298,7 @@ def test_an_outage_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recovery,
     finished = cluster.finished()
     seconds = cluster.until(lambda: cluster.finished() > finished or cluster.closed())
     recovery.note("work goes on", seconds, bar=10.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert machine.said_times("stuck") == machine.said_times("worker_died") == 0
 
 
@@ -328,8 +317,7 @@ def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) ->
     let_go(tmp_path / "gate")
     seconds = cluster.until(lambda: len(machine.processes()) == 2)
     recovery.note("its process is replaced", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert machine.said_times("worker_died") == 1
 
 
@@ -342,8 +330,7 @@ def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
     recovery.note("given up", seconds)
     faults = len(re.findall(r"worker_died \S+ status=71", machine.log))
     recovery.injected(faults)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert re.search(r"device_given_up device=sim:1 ", machine.log)
     assert 3 <= faults <= 6
     assert re.findall(r"worker_died worker=\S+sim2", machine.log) == []
@@ -360,8 +347,7 @@ def test_the_last_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
     other = cluster.workers()
     assert machine.wait() == 69, machine.said
     recovery.injected(3)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert other.said_times("worker_died") == 0
 
 
@@ -374,8 +360,7 @@ def test_a_device_that_fails_at_once(cluster: Cluster, recovery: Recovery) -> No
     assert machine.said_times("worker_died") == 3
     assert cluster.attempts() == {}
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 # --- W5: memory of the device ---
@@ -578,8 +563,7 @@ def test_a_paused_machine(cluster: Cluster, recovery: Recovery) -> None:
     machine.resume(children_after_s=0.5)  # the supervisor sees its workers before they have moved
     seconds = cluster.until(lambda: cluster.finished() > finished)
     recovery.note("work goes on", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
     assert machine.said_times("stuck") == machine.said_times("worker_died") == machine.said_times("lease_lost") == 0
 
 
@@ -597,8 +581,7 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
     finished = cluster.finished()
     seconds = cluster.until(lambda: cluster.finished() > finished)
     recovery.note("work goes on", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact(tracebacks=True)
+    cluster.assert_completes(tracebacks=True)
     assert machine.said_times("worker_died") == 1
     assert "code=exhausted" in machine.log or do == "kill"
 
@@ -614,8 +597,7 @@ def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery)
     assert "no further thread or process can be started" in starved.said
     assert "ulimit -v" in starved.said
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 # --- V2: asked to end ---
@@ -658,8 +640,7 @@ def end_a_machine(
     assert cluster.owners() == {}
     assert [u for u in cluster.attempts() if not cluster.is_finished(u)] == []
     cluster.workers(count=4)
-    cluster.until_closed(deadline_s=120)
-    cluster.assert_exact()
+    cluster.assert_completes(deadline_s=120)
     return finished, len(held)
 
 
@@ -677,8 +658,7 @@ def test_sigterm_while_a_worker_hangs(cluster: Cluster, recovery: Recovery, tmp_
     assert status == 0, machine.said
     assert cluster.owners() == {}
     cluster.workers()
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("V2", "SIGTERM to one worker process: it drains, and its supervisor starts another")
@@ -691,5 +671,4 @@ def test_sigterm_to_one_process(cluster: Cluster, recovery: Recovery) -> None:
     cluster.until(lambda: not victim.is_running())
     seconds = cluster.until(lambda: len(machine.processes()) == 2)
     recovery.note("another process is there", seconds, bar=5.0)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from embq.core.run.commit_log import CommitLog
 from tests.e2e.plain import read_joined_hdf5
 from tests.e2e.session import LOOK_S
 from tests.faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
-from tests.faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
+from tests.faults.kit.strace import Call, Zygote, attached, calls_in, unavailable
 from tests.faults.kit.table import Recovery
 from tests.support.outputs.run_case import RunCase, make_case
 from tests.support.second_reader.checks import verify
@@ -34,12 +34,6 @@ BACK_S = 10.0
 
 
 # --- killed at every call ---
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with zygote_in(tmp_path_factory.mktemp("zygote")) as zygote:
-        yield zygote
 
 
 @dataclass(slots=True)
@@ -251,11 +245,6 @@ def waits(writer: Service) -> bool:
     return bool(psutil.Process(writer.pid).net_connections("tcp"))
 
 
-def only(cluster: Cluster, alone: bool) -> list[str]:
-    """The arguments of a writer of this run alone, or of a resident one."""
-    return ["--run", cluster.run()] if alone else []
-
-
 def _killed_at_work(alone: bool) -> object:
     """The resident writer in every run of the tests; in `test_kills` that of one run is killed three times."""
     sentence = "SIGKILL for a writer at work, and a new start at once"
@@ -265,27 +254,20 @@ def _killed_at_work(alone: bool) -> object:
 
 @pytest.mark.parametrize("alone", [_killed_at_work(False), _killed_at_work(True)])
 def test_a_writer_that_was_killed_is_back_at_work(cluster: Cluster, recovery: Recovery, alone: bool) -> None:
-    cluster.write_texts(150)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    first = cluster.writer(*only(cluster, alone))
-    cluster.producer()
+    first = cluster.begin(150, "stub:16?ms_per_sample=8", alone=alone)
     cluster.workers(count=2, sabotage=held_after(50, cluster.folder / "hold"))
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     first.kill()
     let_go(cluster.folder / "hold")
-    cluster.writer(*only(cluster, alone))
+    cluster.writer(*(["--run", cluster.run()] if alone else []))
     seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
     recovery.note("writer started again -> first commit", seconds, bar=BACK_S)
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("V2", "one resident writer is started and the other asked to stop: no pause")
 def test_a_second_writer_takes_over_from_one_that_is_asked_to_stop(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(500)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    first = cluster.writer()
-    cluster.producer()
+    first = cluster.begin(500, "stub:16?ms_per_sample=8")
     cluster.workers(count=2)
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     second = cluster.writer()
@@ -319,10 +301,7 @@ def test_a_second_writer_is_refused(cluster: Cluster, recovery: Recovery) -> Non
 
 @pytest.mark.fault("C3", "a paused writer is taken over, and goes on afterwards")
 def test_a_writer_that_was_paused_and_taken_over_ends_at_its_next_commit(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(120)
-    cluster.enqueue("stub:16?ms_per_sample=8")
-    first = cluster.writer("--run", cluster.run())
-    cluster.producer()
+    first = cluster.begin(120, "stub:16?ms_per_sample=8", alone=True)
     cluster.workers(count=2, sabotage=held_after(40, cluster.folder / "hold"))
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     first.suspend()
@@ -339,10 +318,7 @@ def test_a_writer_that_was_paused_and_taken_over_ends_at_its_next_commit(cluster
 
 @pytest.mark.fault("C3", "a paused writer loses its lock to one that waits, and goes on afterwards")
 def test_a_resident_writer_that_was_paused_waits_its_turn_afterwards(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(300)
-    cluster.enqueue("stub:16?ms_per_sample=10")
-    first = cluster.writer()
-    cluster.producer()
+    first = cluster.begin(300, "stub:16?ms_per_sample=10")
     cluster.workers(count=2)
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     second = cluster.writer()
@@ -355,8 +331,7 @@ def test_a_resident_writer_that_was_paused_waits_its_turn_afterwards(cluster: Cl
     second.terminate()
     cluster.until(lambda: fences(cluster) == 3)
     assert second.wait() == 0
-    cluster.until_closed()
-    cluster.assert_exact()
+    cluster.assert_completes()
 
 
 @pytest.mark.fault("C3", "a disk so slow that one commit takes longer than a writer's lock lasts, and a second writer")
@@ -417,8 +392,7 @@ def test_results_are_held_and_nothing_is_done_again_while_the_writer_is_away(
 
     cluster.writer()
     recovery.note("writer started again -> first commit", cluster.until(lambda: data_of(cluster, 2) >= 1), bar=BACK_S)
-    cluster.until_closed()
-    output = cluster.assert_exact()
+    output = cluster.assert_completes()
     done = {unit["u"]: unit["token"] for record in output.records for unit in record["units"]}
     for u, token in held.items():
         assert done[int(u)] in (token.decode(), helped.get(u, b"").decode()), "a unit was done again"

@@ -376,13 +376,22 @@ class Cluster:
         model: str = MODEL,
         *options: str,
         samples: int = SAMPLES,
-        environment: Mapping[str, str | None] | None = None,
-    ) -> None:
-        """Input, run, writer and producer; workers are all that is missing."""
+        alone: bool = False,
+        sabotage: Sabotage | None = None,
+        **services: Any,
+    ) -> Service:
+        """Input, run, writer and producer; workers are all that is missing. Gives the writer.
+
+        Args:
+            alone: the writer is of this run only.
+            sabotage: of the writer.
+            services: options of both, those of `service`.
+        """
         self.write_texts(units, samples)
         self.enqueue(model, *options)
-        self.writer(environment=environment)
-        self.producer(environment=environment)
+        writer = self.writer(*(["--run", self.run()] if alone else []), sabotage=sabotage, **services)
+        self.producer(**services)
+        return writer
 
     # --- services ---
 
@@ -532,6 +541,11 @@ class Cluster:
     def until_closed(self, deadline_s: float = DEADLINE_S) -> float:
         """Wait until the run is complete."""
         return self.until(self.closed, deadline_s)
+
+    def assert_completes(self, deadline_s: float = DEADLINE_S, **exact: Any) -> Output:
+        """Wait until the run is complete; it is exact then. Options: those of `assert_exact`."""
+        self.until_closed(deadline_s)
+        return self.assert_exact(**exact)
 
     def assert_exact(
         self,
