@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,8 +28,9 @@ from embq.core.errors import EmbqError, Exit
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.stub import stub_vector
 from tests.e2e.served import Server, served
-from tests.support.outputs.build import build, write_jsonl, write_tar
-from tests.support.outputs.index import build_index
+from tests.support.outputs.build import build
+from tests.support.outputs.index import build_index, pairs_indexed, search_refusal, texts
+from tests.support.servers.storage import serving
 
 ROWS, DIM = 60, 16
 UNIT = RowSpec(normalize=True)
@@ -50,10 +50,7 @@ sys.exit(status)
 def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of texts with an index."""
     folder = tmp_path_factory.mktemp("docs")
-    lines: list[object] = [
-        {"id": f"k{i}", "text": f"text {i}", "url": f"http://x/{i}", "n": i if i % 2 else None} for i in range(ROWS)
-    ]
-    root = build(folder / "docs", [write_jsonl(folder / "t.jsonl", lines)], model=f"stub:{DIM}", rows=UNIT)
+    root = build(folder / "docs", [texts(folder, ROWS)], model=f"stub:{DIM}", rows=UNIT)
     build_index(root, output="text")
     return root
 
@@ -61,15 +58,7 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of images with captions, with an index of each."""
-    folder = tmp_path_factory.mktemp("pairs")
-    members = []
-    for i in range(30):
-        members += [(f"s{i:02d}.jpg", f"image {i}".encode()), (f"s{i:02d}.txt", f"caption {i}".encode())]
-    shard = write_tar(folder / "a.tar", members)
-    root = build(folder / "pairs", [shard], model=f"stub:{DIM}", modalities=("image", "text"), rows=UNIT)
-    for output in ("image", "text"):
-        build_index(root, output=output)
-    return root
+    return pairs_indexed(tmp_path_factory.mktemp("pairs"), 30, dim=DIM)
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +77,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obj
     assert run(["search", *arguments, "--json"]) == Exit.DONE
     said: dict[str, object] = json.loads(capsys.readouterr().out)
     return said
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit status, code and all that is said of a search that is refused."""
-    status = run(["search", *arguments])
-    said = capsys.readouterr()
-    assert said.out == ""
-    head, _, message = said.err.partition("]: ")
-    assert "Traceback" not in said.err
-    assert "next:" in message
-    return status, head.removeprefix("error["), message
 
 
 # --- the same answers as on the machine of the index ---
@@ -218,7 +196,7 @@ def test_the_columns_of_an_index_are_listed_for_a_page(docs: Path) -> None:
     found = {one.name: one for one in anyio.run(search.columns, "docs", "")}
     index.close()
     assert list(found) == ["key", "caption", "source", "url", "n", "metadata"]
-    assert found["source"].values == ((str(docs.parent / "t.jsonl"), ROWS),)
+    assert found["source"].values == ((str(docs.parent / "texts.jsonl"), ROWS),)
     assert found["n"].values == tuple((n, 1) for n in range(1, ROWS, 2))
     assert (found["url"].type, found["url"].values, found["url"].rows) == ("string", None, ROWS)
 
@@ -227,16 +205,16 @@ def test_the_columns_of_an_index_are_listed_for_a_page(docs: Path) -> None:
 
 
 def test_of_several_indices_one_has_to_be_named(two: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    status, code, said = refusal(capsys, two.url, "text 3")
+    status, code, said = search_refusal(capsys, two.url, "text 3")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
     assert "--index docs | pairs" in said
-    status, code, said = refusal(capsys, two.url, "text 3", "--index", "laion")
+    status, code, said = search_refusal(capsys, two.url, "text 3", "--index", "laion")
     assert (status, code) == (Exit.BAD_INPUT, "no_such_index")
     assert "--index docs | pairs" in said
-    status, code, said = refusal(capsys, two.url, "text 3", "--index", "pairs")
+    status, code, said = search_refusal(capsys, two.url, "text 3", "--index", "pairs")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
     assert "--vector-name image | text" in said
-    status, code, said = refusal(capsys, two.url, "text 3", "--index", "docs", "--vector-name", "image")
+    status, code, said = search_refusal(capsys, two.url, "text 3", "--index", "docs", "--vector-name", "image")
     assert (status, code) == (Exit.BAD_INPUT, "no_such_index")
     assert "--vector-name text" in said
 
@@ -306,11 +284,11 @@ def test_a_server_refuses_by_itself_what_does_not_say_which(two: Server) -> None
 def test_where_nothing_listens_the_tunnel_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    status, code, said = refusal(capsys, f"http://localhost:{port}", "words")
+    status, code, said = search_refusal(capsys, f"http://localhost:{port}", "words")
     assert (status, code) == (Exit.UNAVAILABLE, "server_away")
     assert "Connection refused" in said
     assert f"ssh -N -L {port}:127.0.0.1:1234 BOX" in said
-    status, code, said = refusal(capsys, "http://nowhere.invalid:1234", "words")
+    status, code, said = search_refusal(capsys, "http://nowhere.invalid:1234", "words")
     assert (status, code) == (Exit.UNAVAILABLE, "server_away")
     assert "ssh -N -L 1234:127.0.0.1:1234 nowhere.invalid, then ask http://localhost:1234" in said
 
@@ -334,7 +312,7 @@ def test_where_nothing_listens_the_tunnel_is_named(capsys: pytest.CaptureFixture
 def test_a_command_that_cannot_be_meant_is_refused_before_anybody_is_asked(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, code, message = refusal(capsys, *arguments)
+    status, code, message = search_refusal(capsys, *arguments)
     assert (status, code) == (Exit.USAGE, "usage")
     assert said in message
     assert "secret" not in message
@@ -368,14 +346,14 @@ def test_a_question_that_cannot_be_answered_says_why(
     (tmp_path / "short.json").write_text("[1, 2]")
     (tmp_path / "words.json").write_text('["a"]')
     (tmp_path / "large.png").write_bytes(bytes(10 * 2**20 + 1))
-    status, told, message = refusal(capsys, server.url, *arguments)
+    status, told, message = search_refusal(capsys, server.url, *arguments)
     assert (status, told) == (Exit.BAD_INPUT, code)
     assert said in message
 
 
 def test_a_server_without_a_model_is_asked_by_vectors(docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(docs, "--no-model") as server:
-        status, code, said = refusal(capsys, server.url, "words")
+        status, code, said = search_refusal(capsys, server.url, "words")
         assert (status, code) == (Exit.BAD_INPUT, "no_model")
         assert "--no-model" in said
         assert len(answer(capsys, server.url, "--id", "3")["results"]) == 10  # type: ignore[arg-type]
@@ -404,15 +382,8 @@ def answering(status: int, body: bytes, search_status: int = 200, search: object
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Same)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Same) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 HEALTH = {"status": "ok", "embq": "9.9", "search": 1}
@@ -439,7 +410,7 @@ def test_what_else_may_answer_is_named(
     status: int, body: bytes, code: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with answering(status, body) as url:
-        told, found, message = refusal(capsys, url, "words")
+        told, found, message = search_refusal(capsys, url, "words")
     assert found == code
     assert said in message
     assert "\x1b" not in message
@@ -462,12 +433,12 @@ def test_a_model_that_is_not_ready_is_told_and_may_be_asked_again_later(capsys: 
 def test_a_certificate_that_is_not_trusted_and_a_server_without_tls_are_told_apart(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, code, said = refusal(capsys, server.url.replace("http://", "https://"), "words")
+    status, code, said = search_refusal(capsys, server.url.replace("http://", "https://"), "words")
     assert (status, code) == (Exit.UNAVAILABLE, "other_server")
     assert "not speak TLS" in said
     certificate = self_signed(tmp_path)
     with tls(certificate, server) as url:
-        status, code, said = refusal(capsys, url, "words")
+        status, code, said = search_refusal(capsys, url, "words")
         assert (status, code) == (Exit.UNAVAILABLE, "untrusted_server")
         assert "SSL_CERT_FILE" in said
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -503,19 +474,7 @@ def tls(certificate: Path, behind: Server) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    class Quiet(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            """A client that does not trust us hangs up."""
-
-    server = Quiet(("127.0.0.1", 0), Proxy)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"https://localhost:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Proxy, tls=context) as port:
+        yield f"https://localhost:{port}"

@@ -22,8 +22,9 @@ from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.stub import stub_vector
 from tests.e2e.served import Server, served
-from tests.support.outputs.build import build, write_jsonl, write_tar
-from tests.support.outputs.index import build_index
+from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.index import build_index, pairs_indexed, texts
+from tests.support.planning import call_at_once
 from tests.support.waiting import wait_until
 
 ROWS, DIM = 120, 16
@@ -43,18 +44,11 @@ CLIENT = {
 """Fields that clip-retrieval's client adds to a query by default."""
 
 
-def texts(folder: Path, rows: int = ROWS) -> Path:
-    lines: list[object] = [
-        {"id": f"k{i}", "text": f"text {i}", "url": f"http://x/{i}", "n": i if i % 2 else None} for i in range(rows)
-    ]
-    return write_jsonl(folder / "texts.jsonl", lines)
-
-
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of texts with its index."""
     folder = tmp_path_factory.mktemp("served")
-    root = build(folder / "docs", [texts(folder)], model=f"stub:{DIM}", unit_samples=40, rows=UNIT)
+    root = build(folder / "docs", [texts(folder, ROWS)], model=f"stub:{DIM}", unit_samples=40, rows=UNIT)
     build_index(root, output="text")
     return root
 
@@ -163,11 +157,7 @@ def test_many_clients_are_answered_each_with_its_own(server: Server) -> None:
             if found[0]["key"] != f"k{row}":
                 wrong.append((row, found))
 
-    threads = [threading.Thread(target=ask, args=(row,)) for row in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(ask, 24)
     assert wrong == []
 
 
@@ -272,13 +262,8 @@ def test_what_was_allowed_is_allowed_and_no_more(out: Path) -> None:
 
 
 def test_images_and_texts_of_a_run_are_two_modalities_of_one_name(tmp_path: Path) -> None:
-    members = []
-    for i in range(40):
-        members += [(f"s{i:02d}.jpg", f"image {i}".encode()), (f"s{i:02d}.txt", f"caption {i}".encode())]
-    shard = write_tar(tmp_path / "a.tar", members)
-    root = build(tmp_path / "pairs", [shard], model=f"stub:{DIM}", modalities=("image", "text"), rows=UNIT)
-    images, captions = build_index(root, output="image"), build_index(root, output="text")
-    assert images != captions
+    root = pairs_indexed(tmp_path, 40, dim=DIM)
+    images = root / "index" / "image"
     other = shutil.copytree(images, tmp_path / "other")
     with served(root, "--name", f"other={other}", "--memory", "mmap") as server:
         assert server.ask("/indices-list").json == ["pairs", "other"]

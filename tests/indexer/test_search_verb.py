@@ -21,6 +21,7 @@ from embq.worker.embedders.stub import stub_vector
 from tests.indexer.collections_made import DIM, run_of, wanted_vectors, write_inputs
 from tests.indexer.indices_made import index_of
 from tests.support.outputs.build import build, write_folder, write_jsonl
+from tests.support.outputs.index import search_refusal
 from tests.support.picture_files import encoded
 
 MODEL_DIM = 64
@@ -72,15 +73,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
     assert set(told["timing"]) == {"load_s", "filter_ms", "embed_ms", "search_ms", "rows_ms"}
     results: list[dict[str, object]] = told["results"]
     return results
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit status, code and message of a search that is refused."""
-    status = run(["search", *arguments])
-    said = capsys.readouterr()
-    assert said.out == ""
-    head, _, message = said.err.partition("]: ")
-    return status, head.removeprefix("error["), message
 
 
 def in_file(path: Path, array: object) -> str:
@@ -224,7 +216,7 @@ def test_conditions_are_read_from_the_command_line(out: Path, capsys: pytest.Cap
 def test_a_filter_that_cannot_be_applied_is_refused_before_a_model_is_loaded(
     arguments: list[str], status: int, code: str, said: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = refusal(capsys, str(out), "words", *arguments)
+    told = search_refusal(capsys, str(out), "words", *arguments)
     assert told[:2] == (status, code)
     assert said in told[2]
 
@@ -335,7 +327,7 @@ def test_python_refuses_what_is_no_vector_with_its_own_errors(vector: object, ou
 def test_not_exactly_one_thing_asked_is_a_mistake_of_the_command_line(
     arguments: tuple[str, ...], said: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, code, message = refusal(capsys, str(out), *arguments)
+    status, code, message = search_refusal(capsys, str(out), *arguments)
     assert (status, code) == (Exit.USAGE, "usage")
     assert said in message
 
@@ -355,7 +347,7 @@ def test_not_exactly_one_thing_asked_is_a_mistake_of_the_command_line(
 def test_a_vector_that_is_no_query_is_refused_with_its_fault(
     content: np.ndarray, code: str, said: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, told, message = refusal(capsys, str(out), "--vector", in_file(tmp_path / "v.npy", content))
+    status, told, message = search_refusal(capsys, str(out), "--vector", in_file(tmp_path / "v.npy", content))
     assert (status, told) == (Exit.BAD_INPUT, code)
     assert said in message
 
@@ -376,7 +368,7 @@ def test_a_file_that_holds_no_vector_is_refused(
     name: str, data: bytes, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    status, code, message = refusal(capsys, str(out), "--vector", str(tmp_path / name))
+    status, code, message = search_refusal(capsys, str(out), "--vector", str(tmp_path / name))
     assert (status, code) == (Exit.BAD_INPUT, "bad_query")
     assert name in message
 
@@ -385,7 +377,7 @@ def test_no_pickle_is_read_from_a_file_of_a_vector(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "v.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    _, code, message = refusal(capsys, str(out), "--vector", str(tmp_path / "v.npy"))
+    _, code, message = search_refusal(capsys, str(out), "--vector", str(tmp_path / "v.npy"))
     assert code == "bad_query"
     assert "objects" in message
 
@@ -394,12 +386,12 @@ def test_no_pickle_is_read_from_a_file_of_a_vector(
 def test_a_query_that_cannot_be_read_or_embedded_is_refused(
     arguments: tuple[str, ...], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, str(out), *arguments)[:2] == (Exit.BAD_INPUT, "bad_query")
+    assert search_refusal(capsys, str(out), *arguments)[:2] == (Exit.BAD_INPUT, "bad_query")
 
 
 @pytest.mark.parametrize("id_", ["-1", "40"])
 def test_an_id_that_no_row_has_is_refused(id_: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, code, message = refusal(capsys, str(out), "--id", id_)
+    status, code, message = search_refusal(capsys, str(out), "--id", id_)
     assert (status, code) == (Exit.BAD_INPUT, "no_such_id")
     assert "0 to 39" in message
 
@@ -407,8 +399,8 @@ def test_an_id_that_no_row_has_is_refused(id_: str, out: Path, capsys: pytest.Ca
 def test_a_folder_without_an_index_and_one_with_several_say_what_to_do(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, str(tmp_path), "words")[:2] == (Exit.BAD_INPUT, "no_index")
-    status, code, message = refusal(capsys, str(pictures), "words")
+    assert search_refusal(capsys, str(tmp_path), "words")[:2] == (Exit.BAD_INPUT, "no_index")
+    status, code, message = search_refusal(capsys, str(pictures), "words")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
     assert "--vector-name image" in message
 
@@ -416,7 +408,7 @@ def test_a_folder_without_an_index_and_one_with_several_say_what_to_do(
 def test_vectors_of_another_model_than_the_one_that_is_here_are_not_searched(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, code, message = refusal(capsys, str(out), "words", "--model", f"stub:{MODEL_DIM // 2}")
+    status, code, message = search_refusal(capsys, str(out), "words", "--model", f"stub:{MODEL_DIM // 2}")
     assert (status, code) == (Exit.BAD_INPUT, "other_model")
     fingerprint = read_current(out / "index" / "text").collection.fingerprint
     assert fingerprint is not None

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import repeat
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from embq.app.export.targets import FOLDERS, TABLES, target_of
 from embq.app.export.targets.target import copy_rows
 from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
 from tests.support.outputs.build import build, write_jsonl
+from tests.support.servers.storage import serving
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the clients of the databases
@@ -355,11 +355,8 @@ def test_an_answer_of_a_hostile_server_is_one_short_error(
     kind = type(
         "Hostile", (Answers,), {"answer": lambda self: answer(self, out), "headers_sent": sent, "status": status}
     )
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert run(["export", str(out), url, "--to", "qdrant", "--columns", "n"]) in (65, 74)
-        server.shutdown()
+    with serving(kind) as port:
+        assert run(["export", str(out), f"http://127.0.0.1:{port}", "--to", "qdrant", "--columns", "n"]) in (65, 74)
     told = capsys.readouterr().err
     assert f"error[{code}]" in told
     assert "k3y-of-qdrant" not in told

@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 from embq.training.launch.ssh_host import HostReport, Question, free_port, from_json, report_of
+from tests.support.servers.storage import http_server
 
 
 def answer(**question: object) -> HostReport:
@@ -35,13 +34,10 @@ def test_shards_are_looked_for_as_they_were_named(tmp_path: Path) -> None:
 
 def test_of_shards_behind_http_the_first_and_the_last_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a-0.tar").write_bytes(b"x")
-    handler = partial(_Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with http_server(tmp_path) as server:
+        url = server.url
         assert answer(inputs=[f"{url}/a-{{0..0}}.tar"]).missing == []
         assert answer(inputs=[f"{url}/a-{{0..9}}.tar"]).missing == [[f"{url}/a-9.tar", "the server answers 404"]]
-        server.shutdown()
     gone = f"http://127.0.0.1:{free_port()}/a.tar"
     ((place, why),) = answer(inputs=[gone]).missing
     assert (place, "refused" in why) == (gone, True)
@@ -74,8 +70,3 @@ def test_the_answer_of_another_version_is_understood_as_far_as_its_version() -> 
     there = asdict(answer())
     assert from_json(HostReport, {**there, "embq": "9.9", "new": True}) == HostReport(**{**there, "embq": "9.9"})
     assert from_json(Question, {"new": 1, "listen": 5}) == Question(listen=5)
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -23,6 +22,7 @@ from embq.core.process.limits import cores
 from embq.training.launch.launch_options import check_address
 from embq.training.launch.ray import share_cores
 from embq.training.launch.ssh_host import free_port
+from tests.support.servers.storage import serving
 from tests.support.waiting import wait_until
 from tests.training.launching import alive, finished, ranks, started
 from tests.training.ray_cluster import QUIET, ray_cluster
@@ -85,11 +85,8 @@ def _listens(port: int) -> bool:
 
 
 def test_a_web_server_at_the_address_is_told_from_a_ray() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(ConfigError, match="another program answers at"):
-            check_answer(f"127.0.0.1:{server.server_port}")
-        server.shutdown()
+    with serving(BaseHTTPRequestHandler) as port, pytest.raises(ConfigError, match="another program answers at"):
+        check_answer(f"127.0.0.1:{port}")
 
 
 def test_lines_of_ray_that_say_nothing_of_the_training_are_dropped() -> None:

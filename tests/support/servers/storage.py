@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import ssl
 import sys
 import threading
 import time
@@ -97,14 +98,18 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # clients come by dozens
 
     def handle_error(self, *of: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client may leave
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):  # a client may leave
             super().handle_error(*of)
 
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[int]:
+def serving(
+    handler: Callable[..., BaseHTTPRequestHandler], address: str = "127.0.0.1", *, tls: ssl.SSLContext | None = None
+) -> Iterator[int]:
     """Serve until the block ends; gives the port."""
     server = _Server((address, 0), handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
