@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from embq.core.storage import object_clients, objects
 from embq.core.storage.durable import claim, drop, file_sha256, link, output_error, overwrite, publish, write_new
 from embq.core.storage.objects import ObjectPath, probe, unfinished
 from embq.core.storage.paths import Place, opened, place
+from tests.support.planning import call_at_once
 from tests.support.servers.storage import Server, environment, s3_proxy
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
@@ -57,11 +57,7 @@ def test_of_many_who_create_one_name_one_succeeds(root: Place, tmp_path: Path) -
             return
         won.append(number)
 
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(create, 8)
     assert (root / "record").read_bytes() == b"%d" % won[0]
     assert len(won) == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from embq.core.run.run_info import RunInfo
 from embq.core.units import canonical_json
 from embq.writer.accept import Accepted
 from embq.writer.commit import Committer
+from tests.support.planning import call_at_once
 
 UNITS = 8
 SCHEMA = row_schema(("text",), {"text": 2}, RowSpec(dtype="float32"))
@@ -89,21 +89,15 @@ def test_the_done_bits_lie_as_redis_lays_them(log: CommitLog) -> None:
 def test_a_number_is_given_to_one_of_many_writers(log: CommitLog, layout: Layout) -> None:
     won: list[str] = []
     lost: list[str] = []
-    barrier = threading.Barrier(6)
 
-    def write(name: str) -> None:
-        barrier.wait()
+    def write(number: int) -> None:
         try:
-            record(log, LogState(units=UNITS), 0, writer=name)
-            won.append(name)
+            record(log, LogState(units=UNITS), 0, writer=f"w{number}")
+            won.append(f"w{number}")
         except FileExistsError:
-            lost.append(name)
+            lost.append(f"w{number}")
 
-    threads = [threading.Thread(target=write, args=(f"w{n}",)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(write, 6)
     assert (len(won), len(lost)) == (1, 5)
     (commit,) = log.read()
     assert commit.writer == won[0]
@@ -281,20 +275,14 @@ def test_a_writer_paused_in_the_middle_of_a_part_fails_as_one_that_was_taken_ove
 
 def test_every_writer_has_an_epoch_of_its_own(layout: Layout, plain_run: RunInfo) -> None:
     epochs: list[int] = []
-    barrier = threading.Barrier(4)
 
-    def start(name: str) -> None:
-        barrier.wait()
+    def start(number: int) -> None:
         try:
-            epochs.append(open_writer(layout, plain_run, name).epoch)
+            epochs.append(open_writer(layout, plain_run, f"w{number}").epoch)
         except TryLaterError:
             epochs.append(-1)  # a later one was faster to the log
 
-    threads = [threading.Thread(target=start, args=(f"w{n}",)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(start, 4)
     kept = [epoch for epoch in epochs if epoch > 0]
     assert len(kept) == len(set(kept)) >= 1
     assert max(kept) == CommitLog(layout).replay(UNITS).epoch

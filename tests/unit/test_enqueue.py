@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from embq.producer import enqueue
 from embq.producer.announce import announce, record_of
 from embq.producer.enqueue import Planned, Request, prepare
 from tests.support.outputs.run_case import MakeRun
-from tests.support.planning import run_at_once, snapshot
+from tests.support.planning import call_at_once, run_at_once, snapshot
 
 
 def other_units(request: Request) -> Request:
@@ -162,20 +161,14 @@ def test_many_processes_make_one_run(request_: Request) -> None:
 def test_many_threads_make_one_run(request_: Request) -> None:
     planned: list[Planned] = []
     refused: list[EmbqError] = []
-    barrier = threading.Barrier(4)
 
-    def make() -> None:
-        barrier.wait()
+    def make(_: int) -> None:
         try:
             planned.append(prepare(request_))
         except EmbqError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=make) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(make, 4)
     assert refused == []
     assert sorted(one.new for one in planned) == [False, False, False, True]
     assert len({one.info for one in planned}) == 1
