@@ -37,12 +37,7 @@ from embq.core.errors import SourceError
 from embq.sources.kinds import SOURCES, kind_of
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
-from tests.support.archives import tar_of
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from tests.support.archives import tar_of, zstd
 
 MB = 1 << 20
 LIMIT = 640 * MB

@@ -9,7 +9,6 @@ import lzma
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,15 +31,11 @@ from embq.sources.kinds import SOURCES, kind_of
 from embq.sources.reader_options import ReadOptions
 from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.registry import load
+from tests.support.archives import zstd
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
 from tests.support.second_reader.checks import verify
 from tests.support.second_reader.samples import reread
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 DIM = 8
 MODEL = f"stub:{DIM}"

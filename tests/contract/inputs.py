@@ -8,7 +8,6 @@ import gzip
 import json
 import lzma
 import os
-import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -19,12 +18,8 @@ import pyarrow.parquet as pq
 from pyarrow import feather, ipc
 
 from embq.testing.sources import ROWS, Case
+from tests.support.archives import zstd
 from tests.support.outputs.build import write_tar
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 
 def write_shard(folder: Path) -> Path:

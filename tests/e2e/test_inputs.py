@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,12 +25,8 @@ from embq.core.broker.embedded import EmbeddedServer
 from tests.e2e.check import check_complete
 from tests.e2e.odd_inputs import ODD, Odd
 from tests.e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
+from tests.support.archives import zstd
 from tests.support.servers.storage import http_server
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 DIM = 16
 SAMPLES = 30

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from embq.core.errors import SourceError
 from embq.sources.formats.tar_headers import BLOCK, TarMember, parse_members
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["members_of", "outcome_of", "tar_of", "zstd"]
 
 
 def tar_of(

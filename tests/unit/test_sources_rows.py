@@ -24,15 +24,11 @@ from embq.sources.formats.hdf5 import Hdf5Source
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import without_dataset_keys
 from embq.sources.unit_reader import read
+from tests.support.archives import zstd
 from tests.support.outputs.build import build, go_on
-from tests.support.planning import samples_of, units_of
+from tests.support.planning import code, samples_of, units_of
 from tests.support.second_reader.checks import verify
 from tests.support.second_reader.tables import csv_rows
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -46,10 +42,6 @@ def csv_samples(folder: Path, data: bytes, name: str = "t.csv", **options: Any) 
     path = folder / name
     path.write_bytes(data)
     return samples_of(path, **options)
-
-
-def code(sample: Sample) -> str | None:
-    return sample.error[0] if sample.error else None
 
 
 # --- csv ---

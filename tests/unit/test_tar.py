@@ -8,7 +8,6 @@ import logging
 import lzma
 import os
 import random
-import sys
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +21,8 @@ from embq.sources.formats.tar import TarSource, split_name
 from embq.sources.formats.tar_headers import BLOCK, parse_members
 from embq.sources.reader_options import ReadOptions
 from embq.worker.embedders.sample_fields import image_of
-from tests.support.archives import outcome_of, tar_of
+from tests.support.archives import outcome_of, tar_of, zstd
 from tests.support.second_reader.samples import reread
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 TAR = TarSource()
 SAMPLES = [
