@@ -49,7 +49,7 @@ from examples.demo.collect import photographs
 from tests.e2e.served import Server, served
 from tests.e2e.session import run_of, started
 from tests.support.fakes.clock import FakeClock
-from tests.support.outputs.build import build, write_jsonl, write_tar
+from tests.support.outputs.build import build, write_jsonl, write_log, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until
 
@@ -554,12 +554,6 @@ def test_streams_above_the_limit_are_refused(case: RunCase, own_server: Embedded
 
 
 # --- logs ---
-
-
-def write_log(root: Path, service: str, *lines: str) -> None:
-    (root / "_logs").mkdir(exist_ok=True)
-    with open(root / "_logs" / f"{service}.log", "a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
 
 
 def test_the_page_of_a_run_has_the_last_lines_of_each_service_with_their_levels(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from click.shell_completion import BashComplete
 from embq.app.cli.entry_point import cli, run
 from embq.core.errors import Exit
 from embq.core.settings import Settings
-from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.build import build, write_jsonl, write_log
 
 EMBQ = str(Path(sys.executable).with_name("embq"))
 TEXTS = [{"text": f"text {number}"} for number in range(4)]
@@ -51,18 +51,12 @@ def read_until(terminal: int, wanted: str) -> None:
         shown += os.read(terminal, 65_536).decode(errors="replace").replace("\x07", "")
 
 
-def log(out: Path, service: str, *lines: str) -> None:
-    (out / "_logs").mkdir(exist_ok=True)
-    with open(out / "_logs" / f"{service}.log", "a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-
-
 # --- logs ---
 
 
 def test_logs_of_all_services_are_in_the_order_of_time(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log(out, "writer", "2026-01-01T00:00:02Z info writer b", "Traceback:", "2026-01-01T00:00:04Z info writer d")
-    log(out, "worker", "2026-01-01T00:00:01Z info worker a", "2026-01-01T00:00:03Z info worker c")
+    write_log(out, "writer", "2026-01-01T00:00:02Z info writer b", "Traceback:", "2026-01-01T00:00:04Z info writer d")
+    write_log(out, "worker", "2026-01-01T00:00:01Z info worker a", "2026-01-01T00:00:03Z info worker c")
     assert run(["logs", str(out)]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines] == ["a", "b", "Traceback:", "c", "d"]
@@ -73,7 +67,7 @@ def test_logs_of_all_services_are_in_the_order_of_time(out: Path, capsys: pytest
 def test_control_characters_and_secrets_of_a_log_do_not_reach_the_terminal(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log(out, "worker", "\x1b[2J redis://user:secret@box")
+    write_log(out, "worker", "\x1b[2J redis://user:secret@box")
     assert run(["logs", str(out)]) == Exit.DONE
     assert capsys.readouterr().out == "\\x1b[2J redis://user:****@box\n"
 
@@ -95,7 +89,7 @@ def test_only_the_end_of_a_large_log_is_read(out: Path, capsys: pytest.CaptureFi
     (out / "_logs").mkdir()
     with open(out / "_logs" / "worker.log", "wb") as file:
         file.truncate(8 << 30)  # a hole: read as a whole it would be a line of 8 GiB
-    log(out, "worker", "", *(f"2026-01-01T00:00:0{n}Z info worker line {n}" for n in range(3)))
+    write_log(out, "worker", "", *(f"2026-01-01T00:00:0{n}Z info worker line {n}" for n in range(3)))
     began = time.monotonic()
     assert run(["logs", str(out), "-n", "2"]) == Exit.DONE
     assert [line[-6:] for line in capsys.readouterr().out.splitlines()] == ["line 1", "line 2"]
@@ -103,11 +97,11 @@ def test_only_the_end_of_a_large_log_is_read(out: Path, capsys: pytest.CaptureFi
 
 
 def test_logs_are_followed(out: Path) -> None:
-    log(out, "writer", "first")
+    write_log(out, "writer", "first")
     with subprocess.Popen([EMBQ, "logs", str(out), "-f"], stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "first\n"
-        log(out, "worker", "of a service that starts later")
+        write_log(out, "worker", "of a service that starts later")
         assert following.stdout.readline() == "of a service that starts later\n"
         following.terminate()
 

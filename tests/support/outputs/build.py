@@ -58,6 +58,13 @@ def write_folder(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def write_log(root: Path, service: str, *lines: str) -> None:
+    """Lines at the end of the log of a service of a run."""
+    (root / "_logs").mkdir(exist_ok=True)
+    with open(root / "_logs" / f"{service}.log", "a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
 def write_jsonl(path: Path, lines: Sequence[object]) -> Path:
     """A file of lines: bytes as they are, anything else as JSON."""
     path.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
