@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -226,7 +227,7 @@ def _of_passage(sample: Sample, column: str) -> str | int:
 def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
     """Failures as one record batch of `FAILURE_SCHEMA`; keys and messages made safe for UTF-8 and one line."""
     if not failures:
-        return _NO_FAILURES
+        return _no_failures()
     return pa.RecordBatch.from_pydict(
         {
             "ordinal": [f.ordinal for f in failures],
@@ -239,7 +240,10 @@ def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
     )
 
 
-_NO_FAILURES = pa.RecordBatch.from_pylist([], FAILURE_SCHEMA)
+@cache
+def _no_failures() -> pa.RecordBatch:
+    """Made once, and late: the first array imports pyarrow.compute, which takes long."""
+    return pa.RecordBatch.from_pylist([], FAILURE_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)

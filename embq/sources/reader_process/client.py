@@ -119,10 +119,10 @@ class Process(JsonChild):
         try:
             kind, content = self._first_frame(unit, arguments, None, reach)
             while True:
+                progress()
                 yield from decode_samples(content)
                 if kind == END:
                     return
-                progress()
                 kind, content = self._frame(unit)
         except EmbqError:
             raise
