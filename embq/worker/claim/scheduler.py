@@ -159,10 +159,10 @@ class Scheduler:
 
     def defaults_of(self, model: ModelConfig) -> WorkerDefaults:
         """What the runs of a model ask of their workers, the most if they differ."""
-        asked = [record.workers for record in self._records() if record.model == model]
+        defaults = [record.workers for record in self._records() if record.model == model]
         return WorkerDefaults(
-            batch_size=max((one.batch_size for one in asked), default=0),
-            prepare_threads=max((one.prepare_threads for one in asked), default=0),
+            batch_size=max((workers.batch_size for workers in defaults), default=0),
+            prepare_threads=max((workers.prepare_threads for workers in defaults), default=0),
         )
 
     def _choose(self, weights: dict[Work, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
