@@ -9,6 +9,7 @@
     │   ├── SourceError       one unit cannot be read: it fails whole, the run goes on
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
     ├── BrokerError           wait for the broker, or repair it            exit 69
+    │   └── LimitError        pass less in one call: nothing of it was done  exit 69
     ├── UnwellError           a service is not well: see its log           exit 69
     ├── ServerError           start the server of searches, or reach it    exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
@@ -150,6 +151,12 @@ class BrokerError(EmbqError):
 
     exit_code = Exit.UNAVAILABLE
     default_code = "broker"
+
+
+class LimitError(BrokerError):
+    """A call of a script in the broker has more or longer arguments than the script takes. Nothing of it was done."""
+
+    default_code = "broker_limit"
 
 
 class UnwellError(EmbqError):

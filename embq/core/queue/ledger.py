@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import islice
+from typing import Any, TypeVar, cast
 
 import redis
 
 from embq.core.broker.client import now_ms
 from embq.core.queue import keys
 from embq.core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
+from embq.core.queue.lua import MAX_BLAMED, MAX_UNITS
 from embq.core.queue.result_stream import (
     LIMIT_BYTES,
     LIMIT_ENTRIES,
@@ -30,6 +32,8 @@ from embq.core.queue.result_stream import (
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.run.control import Control, RunState, requested_changes
 from embq.core.wire import MalformedError, malformed, skipped
+
+T = TypeVar("T")
 
 BULK_BYTES = 256 * 1024
 """A larger result is sent by the client with the longer time-out."""
@@ -192,7 +196,7 @@ class Ledger:
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
         """Charge an attempt to each (u, token) that is now begun; returns the tokens whose lease is lost."""
-        return {_text(token) for token in self._call("start", *_flat(held))}
+        return {_text(token) for part in _parts([*held]) for token in self._call("start", *_flat(part))}
 
     def beat(
         self,
@@ -209,9 +213,12 @@ class Ledger:
                 the usual size. An idle worker that would end it sooner may help.
         """
         scaled = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
-        each = [part for u, token in held for part in (u, token, *scaled.get(token, ("", "")))]
-        state, *lost = self._call("beat", gen, int(lease_s * 1000), *each)
-        return _text(state), {_text(token) for token in lost}
+        state, lost = "", set()
+        for part in _parts([*held]):
+            each = [value for u, token in part for value in (u, token, *scaled.get(token, ("", "")))]
+            now, *tokens = self._call("beat", gen, int(lease_s * 1000), *each)
+            state, lost = _text(now), lost | {_text(token) for token in tokens}
+        return state, lost
 
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> PublishVerdict:
         """Hand a result to the writer."""
@@ -266,7 +273,8 @@ class Ledger:
             blame: token of each unit that the worker had in hand, which alone are charged -> ordinal of the sample in
                 hand, if it was one.
         """
-        named = [part for token, ordinal in blame.items() for part in (token, "" if ordinal is None else ordinal)]
+        told = islice(blame.items(), MAX_BLAMED)
+        named = [part for token, ordinal in told for part in (token, "" if ordinal is None else ordinal)]
         freed = 0
         for lane in ("spare", "owner"):
             cursor = "0"
@@ -327,8 +335,8 @@ class Ledger:
         """
         estimate = "" if tokens_left is None else tokens_left
         count = 0
-        for start in range(0, len(pairs), 500) or (0,):
-            chunk = [part for receipt, u in pairs[start : start + 500] for part in (receipt, "" if u is None else u)]
+        for part in _parts(pairs):
+            chunk = [value for receipt, u in part for value in (receipt, "" if u is None else u)]
             count = int(self._call("commit", rows, failures, quarantined, number, truncated, tokens, estimate, *chunk))
         return count
 
@@ -404,6 +412,12 @@ class Ledger:
 def read_meta(raw: Mapping[bytes, bytes]) -> dict[str, str]:
     """A run's `meta` as texts; numeric fields are numbers, whatever was written there."""
     return {_text(name): _plain(_text(name), _text(value)) for name, value in raw.items()}
+
+
+def _parts(units: Sequence[T]) -> Iterator[Sequence[T]]:
+    """What is said about each of some units, in parts of one call each; of no unit one call as well."""
+    for start in range(0, len(units), MAX_UNITS) or (0,):
+        yield units[start : start + MAX_UNITS]
 
 
 def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:

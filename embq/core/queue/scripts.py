@@ -13,13 +13,14 @@ from contextlib import suppress
 from typing import Any
 
 import redis
-from redis.exceptions import NoPermissionError, NoScriptError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from embq.core.broker.client import user_of
 from embq.core.broker.retry_policy import attempts
 from embq.core.broker.users import LOADING, role_of
-from embq.core.errors import BrokerError
+from embq.core.errors import BrokerError, LimitError
 from embq.core.queue.lua import FREEING, SCRIPTS
+from embq.core.queue.lua.prelude import REFUSED
 
 WAIT_S = 10.0
 """Time for which an impatient client waits for producer or writer to load the scripts."""
@@ -41,8 +42,20 @@ class Script:
         """Run it; returns the server's answer.
 
         Where the server does not know it and the user may not send it, a patient client waits until it is loaded,
-        another one for `WAIT_S`. Raises BrokerError after that, and if a stop was requested.
+        another one for `WAIT_S`. Raises BrokerError after that, and if a stop was requested; LimitError where the
+        script refuses so many or so long arguments.
         """
+        try:
+            return self._run_known_or_load(keys, args, client)
+        except ResponseError as error:
+            if not str(error).startswith(f"{REFUSED} "):
+                raise
+            raise LimitError(
+                f"the broker's script refused a call: {str(error).removeprefix(f'{REFUSED} ')}",
+                next_step="nothing of it was done; this is a fault of embq where no record or report of yours is as large",
+            ) from error
+
+    def _run_known_or_load(self, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:
         try:
             return self._run(keys, args, client)
         except NoScriptError:

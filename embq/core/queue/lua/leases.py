@@ -11,16 +11,15 @@ local state = get('state')
 if state ~= 'running' then return {'state', state or '', ''} end
 if not is_unit(u) then return {'gen', '', ''} end
 local attempts = tostring(attempts(u))
-if holds(u, token) then return {'ok', attempts, redis.call('HGET', poison, u) or ''} end
+if holds(u, token) then return {'ok', attempts, stored(poison, u) or ''} end
 if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
   redis.call('ZREM', hinted, u)
   return {'dup', '', ''}
 end
-local held = redis.call('HGET', owner, u)
+local held = stored(owner, u)
 if held then
   redis.call('ZREM', hinted, u)
-  local theirs, ours = string.match(held, ':(.*):'), string.match(token, ':(.*):')
-  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held, tonumber(ARGV[7]), false)
+  lane = ARGV[6] == '1' and worker_of(held) ~= worker_of(token) and may_help(u, held, tonumber(ARGV[7]), false)
   if not lane then return {'leased', '', ''} end
 else
   local later = redis.call('ZSCORE', due, u)
@@ -36,7 +35,7 @@ end
 redis.call('HSET', lane, u, token)
 redis.call('ZADD', due, now + tonumber(ARGV[4]), u)
 redis.call('ZREM', hinted, u)
-return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) or ''}
+return {'ok', lane == spare and '0' or attempts, stored(poison, u) or ''}
 """
 
 # start(u, token, ...) -> the tokens whose lease is lost; their units must not be embedded
@@ -83,7 +82,7 @@ return answer
 PUBLISH = """
 if not get('gen') then return 0 end
 local u, token, bytes = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local there = redis.call('HGET', pub, u)
+local there = stored(pub, u)
 if there then
   if string.sub(there, 1, #token + 1) == token .. ' ' then return 1 end
   return 2
@@ -116,23 +115,27 @@ return 1
 """
 
 # abandon(worker name, max_attempts, message, lane, cursor, token, ordinal or '', ...) -> {leases freed, next cursor}:
-# of a thousand leases, so that nobody waits for long. Sent by the supervisor of a worker that died, for the lanes
+# of about a thousand leases, so that nobody waits for long. Sent by the supervisor of a worker that died, for the lanes
 # 'spare' and 'owner', until the cursor is '0'. The tokens are those of the units in hand; the begun ones among them are
 # charged.
 ABANDON = """
 if not get('gen') then return {0, '0'} end
-local freed, blamed = 0, {}
+local freed, blamed, cursor, bytes = 0, {}, ARGV[5], 0
 for i = 6, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
-local found = redis.call('HSCAN', ARGV[4] == 'spare' and spare or owner, ARGV[5], 'COUNT', 1000)
-local held = found[2]
-for i = 1, #held, 2 do
-  local u, token = held[i], held[i + 1]
-  if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
-    local charged = begun(token) and blamed[token] ~= nil
-    if begun(token) and not charged then charge(u, -1) end
-    if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
-    freed = freed + 1
+repeat
+  local found = redis.call('HSCAN', ARGV[4] == 'spare' and spare or owner, cursor, 'COUNT', 100)
+  local held = found[2]
+  cursor = found[1]
+  for i = 1, #held, 2 do
+    local u, token = held[i], held[i + 1]
+    bytes = bytes + #u + #token
+    if #token <= MAX_STORED and worker_of(token) == ARGV[1] then
+      local charged = begun(token) and blamed[token] ~= nil
+      if begun(token) and not charged then charge(u, -1) end
+      if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
+      freed = freed + 1
+    end
   end
-end
-return {freed, found[1]}
+until cursor == '0' or bytes > 64000
+return {freed, cursor}
 """

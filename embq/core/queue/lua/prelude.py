@@ -1,18 +1,62 @@
-"""Prelude of every script about a run: names of its keys, the server's time, the ends of leases and results."""
+"""Preludes of the scripts: bounds of every one; of those about a run the names of its keys, the server's time, the ends
+of leases and results.
+
+While a script runs, the server answers nobody, and a script that has written cannot be killed. So what a caller passes,
+and what any user may have stored, costs time that is linear in its bytes at most: calls beyond the bounds of a script
+are refused, longer values than embq stores count as empty, patterns do not backtrack, and no loop is without a bound.
+"""
 
 from __future__ import annotations
 
-from embq.core.queue.keys import VERSION
+from embq.core.queue.keys import RUN_PARTS, VERSION
+
+REFUSED = "LIMIT"
+"""First word of the error for a call beyond the bounds of its script."""
+
+BOUNDS = (
+    f"local MAX_KEYS = {len(RUN_PARTS) + 1}"
+    + f"""
+local function refusal(most, bytes)
+  if #KEYS > MAX_KEYS then return redis.error_reply('{REFUSED} more than ' .. MAX_KEYS .. ' keys') end
+  if #ARGV > most then return redis.error_reply('{REFUSED} more than ' .. most .. ' arguments') end
+  for i = 1, #ARGV do
+    if #ARGV[i] > bytes then
+      return redis.error_reply('{REFUSED} argument ' .. i .. ' has more than ' .. bytes .. ' bytes')
+    end
+  end
+end
+"""
+)
 
 PRELUDE = (
-    f"local VERSION = {VERSION}"
+    BOUNDS
+    + f"local VERSION = {VERSION}"
     + """
 local meta, hinted, due, owner, spare = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local busy, att, poison, pub, res, done = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local RECHECK, MOST_POISON = 60000, 8
-local function get(name) return redis.call('HGET', meta, name) end
+-- A value of a hash; '' for one that is longer than all that embq stores there, which is read once in a call.
+local MAX_STORED, oversized = 1024, nil
+local function stored(key, field)
+  if oversized and oversized[key .. ' ' .. field] then return '' end
+  local value = redis.call('HGET', key, field)
+  if value and #value > MAX_STORED then
+    oversized = oversized or {}
+    oversized[key .. ' ' .. field] = true
+    return ''
+  end
+  return value
+end
+local function get(name) return stored(meta, name) end
+-- The first three words of a text. One pattern for all of them would try every way to divide it.
+local function words(text)
+  local next_word = string.gmatch(text, '%S+')
+  return next_word(), next_word(), next_word()
+end
+-- Name of the worker in a token.
+local function worker_of(token) return string.match(token, '^[^:]*:(.*):') end
 -- Any user with the right to write a key may have written anything: what is no plain number counts as `otherwise`.
 local function plain(text, otherwise)
   return text and #text < 16 and string.find(text, '^%d+$') and tonumber(text) or otherwise
@@ -23,27 +67,27 @@ local function add(name, by)
 end
 local function total() return math.min(num('total', 0), 100000000) end
 local function is_unit(u) return plain(u) ~= nil and tonumber(u) < total() and tostring(tonumber(u)) == u end
-local function attempts(u) return plain(redis.call('HGET', att, u), 0) end
+local function attempts(u) return plain(stored(att, u), 0) end
 local function charge(u, by)
-  local text = redis.call('HGET', att, u) or '0'
+  local text = stored(att, u) or '0'
   if #text < 10 and string.find(text, '^%-?%d+$') then redis.call('HINCRBY', att, u, by) end
 end
 local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
 local function begun(token) return redis.call('HEXISTS', busy, token) == 1 end
 local function holds(u, token)
-  return redis.call('HGET', owner, u) == token or redis.call('HGET', spare, u) == token
+  return stored(owner, u) == token or stored(spare, u) == token
 end
 -- End every lease on u.
 local function end_leases(u)
   for _, lane in ipairs({owner, spare}) do
-    local token = redis.call('HGET', lane, u)
+    local token = stored(lane, u)
     if token then redis.call('HDEL', busy, token) redis.call('HDEL', lane, u) end
   end
 end
 -- End one lease on u; true where another one on it goes on.
 local function end_lease(u, token)
   redis.call('HDEL', busy, token)
-  local second = redis.call('HGET', spare, u)
+  local second = stored(spare, u)
   if second and second ~= token then redis.call('HSET', owner, u, second) end
   redis.call('HDEL', spare, u)
   if second and (second ~= token or redis.call('HEXISTS', owner, u) == 1) then return true end
@@ -84,7 +128,7 @@ end
 -- Subtracts the bytes of an entry once: nothing is subtracted for one that is gone. The receipt says how many: here an
 -- entry could only be read with all its rows.
 local function take_off_stream(receipt)
-  local id, bytes, tokens = string.match(receipt, '^(%S+) ?(%d*) ?(%d*)$')
+  local id, bytes, tokens = words(receipt)
   redis.call('XACK', res, 'w', id)
   if redis.call('XDEL', res, id) == 1 and get('gen') then
     add('bytes', -plain(bytes, 0))
@@ -97,7 +141,7 @@ local function lapse(u, charged, max_attempts, code, message, ordinal)
   end_leases(u)
   local attempts = attempts(u)
   if charged and attempts >= max_attempts then
-    local named = redis.call('HGET', poison, u) or ''
+    local named = stored(poison, u) or ''
     local _, count = string.gsub(named, '%S+', '')
     if ordinal and ordinal ~= '' and count < MOST_POISON then
       redis.call('HSET', poison, u, named .. ordinal .. ' ')
@@ -123,7 +167,7 @@ end
 -- Of a begun lease: since when it is busy, when its holder expects to end it, and its size in units of the usual size.
 -- Where the holder has not said so, the end is the begin: nothing is known but that it was not done at once.
 local function outlook(token)
-  local since, ends, size = string.match(redis.call('HGET', busy, token) or '', '^(%d+) ?(%d*) ?(%d*)$')
+  local since, ends, size = words(stored(busy, token) or '')
   since = plain(since, now)
   return since, plain(ends, since), plain(size, 100) / 100
 end

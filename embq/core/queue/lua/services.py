@@ -16,31 +16,36 @@ local function units_among(members)
   end
   return found
 end
-local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
+local MAX_STEPS = 20000
+local room, max_attempts, fresh = math.min(tonumber(ARGV[2]), MAX_STEPS), tonumber(ARGV[5]), tonumber(ARGV[7])
 local reap = math.abs(now - tonumber(ARGV[4])) < 2000
 -- The server's clock was set back: without this, everything due would wait for that long.
 local back = num('fed_ms', 0) - now
 if back > 2000 then
   for _, key in ipairs({due, hinted}) do
-    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES')
+    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 100000)
     for i = 1, #later, 2 do redis.call('ZADD', key, later[i + 1] - back, later[i]) end
   end
   redis.call('HDEL', meta, 'helped_ms')
 end
+-- The entries that were looked up: each with all that it holds, so none of them twice, and few that have many fields.
+local seen, fields = {}, 0
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
-  local there = redis.call('HGET', pub, u)
-  local held = redis.call('HGET', owner, u)
+  local there = stored(pub, u)
+  local held = stored(owner, u)
   if not is_unit(u) then
     redis.call('ZREM', due, u)
   elseif there then
     local id = string.match(there, ' (%d+%-%d+)$') or '0-0'
-    local found = redis.pcall('XRANGE', res, id, id)
-    if found.err or #found == 0 then
+    local found = not seen[id] and fields < 100000 and redis.pcall('XRANGE', res, id, id)
+    if seen[id] or (found and (found.err or #found == 0)) then
       redis.call('HDEL', pub, u)
       hint_at_once(u)
-    else
+    elseif found then
+      fields = fields + #found[1][2]
       redis.call('ZADD', due, now + RECHECK, u)
     end
+    seen[id] = true
   elseif not held then
     hint_at_once(u)
   elseif reap then
@@ -62,10 +67,13 @@ room = math.min(room, #units + fresh)
 local cursor, total = num('cursor', 0), total()
 -- Fewer units than the cursor has passed are done, hinted or due: a key was lost. Pass all of them again.
 if num('done', 0) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
-while #units < room and cursor < total do
+local last = cursor + MAX_STEPS
+while #units < room and cursor < math.min(total, last) do
   if redis.call('GETBIT', done, cursor) == 1 then
     -- Millions of done units are passed in one step; the first byte may have a zero before the cursor.
-    cursor = math.max(cursor + 1, redis.call('BITPOS', done, 0, math.floor(cursor / 8)))
+    local open = redis.call('BITPOS', done, 0, math.floor(cursor / 8))
+    last = last + math.max(0, open - cursor - 1)
+    cursor = math.max(cursor + 1, open)
   else
     local u = tostring(cursor)
     if redis.call('HEXISTS', owner, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
@@ -90,7 +98,9 @@ if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1
   local held, wanting = redis.call('HRANDFIELD', owner, 1000, 'WITHVALUES'), {}
   for i = 1, #held, 2 do
     local lane, left_ms
-    if is_unit(held[i]) then lane, left_ms = may_help(held[i], held[i + 1], own_ms, true) end
+    if is_unit(held[i]) and #held[i + 1] <= MAX_STORED then
+      lane, left_ms = may_help(held[i], held[i + 1], own_ms, true)
+    end
     if lane then wanting[#wanting + 1] = {left_ms, tonumber(held[i])} end
   end
   table.sort(wanting, function(a, b) return a[1] > b[1] or (a[1] == b[1] and a[2] < b[2]) end)
@@ -131,7 +141,8 @@ REJECT = """
 if not get('gen') then return 0 end
 local receipt, u, token = ARGV[1], ARGV[2], ARGV[3]
 take_off_stream(receipt)
-if redis.call('HGET', pub, u) ~= token .. ' ' .. string.match(receipt, '^%S+') then return 0 end
+local id = words(receipt)
+if stored(pub, u) ~= token .. ' ' .. id then return 0 end
 redis.call('HDEL', pub, u)
 lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
 return 1
@@ -161,7 +172,7 @@ CONTROL = """
 local asked, durable = KEYS[12], ARGV[1] == '1'
 for i = 2, #ARGV, 2 do
   local name, wish = ARGV[i], ARGV[i + 1]
-  local open = redis.call('HGET', asked, name)
+  local open = stored(asked, name)
   if durable and open == wish then
     redis.call('HDEL', asked, name)
     open = false
@@ -179,7 +190,8 @@ for i = 2, #ARGV, 2 do
     end
     if name == 'state' and wish == 'cancelled' then
       for _, lane in ipairs({owner, spare}) do
-        local held = redis.call('HGETALL', lane)
+        -- Of more leases than fleets have, the attempts stay charged.
+        local held = redis.call('HLEN', lane) <= 100000 and redis.call('HGETALL', lane) or {}
         for k = 1, #held, 2 do
           if begun(held[k + 1]) then charge(held[k], -1) end
         end
