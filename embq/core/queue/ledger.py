@@ -213,7 +213,7 @@ class Ledger:
                 the usual size. An idle worker that would end it sooner may help.
         """
         scaled = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
-        state, lost = "", set()
+        state, lost = "", set[str]()
         for part in _parts([*held]):
             each = [value for u, token in part for value in (u, token, *scaled.get(token, ("", "")))]
             now, *tokens = self._call("beat", gen, int(lease_s * 1000), *each)

@@ -52,7 +52,7 @@ class Script:
                 raise
             raise LimitError(
                 f"the broker's script refused a call: {str(error).removeprefix(f'{REFUSED} ')}",
-                next_step="nothing of it was done; this is a fault of embq where no record or report of yours is as large",
+                next_step="nothing of it was done; report it as a bug of embq, with this message",
             ) from error
 
     def _run_known_or_load(self, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:

@@ -8,7 +8,6 @@ A script about a run gets the keys `RUN_PARTS` of that run, which the prelude na
 
 from __future__ import annotations
 
-from embq.core.broker.bounded import MOST_VALUE_BYTES
 from embq.core.queue.lua.leases import ABANDON, BEAT, CLAIM, PUBLISH, RELEASE, START
 from embq.core.queue.lua.prelude import BOUNDS, PRELUDE
 from embq.core.queue.lua.services import COMMIT, CONTROL, FORGET, GROW, NEXT, RATE, REJECT, REPORT, SWAP, WRITER_LOCK
@@ -17,6 +16,8 @@ MAX_UNITS = 500
 """Most units that one call of `start`, `beat` or `commit` is about."""
 MAX_TEXT_BYTES = 4096
 """Of an argument that is no result, report or record: messages have 1,000 characters."""
+MAX_VALUE_BYTES = 16 << 20
+"""Of an argument of the others: what servers that embq configures take at most."""
 MAX_BLAMED = 4 * MAX_UNITS
 """Most units that a worker which died had in hand; they cannot be told in parts."""
 MAX_FIELDS = 64
@@ -32,7 +33,7 @@ SCRIPTS = {
     "claim": _bounded(CLAIM, 7),
     "start": _bounded(START, 2 * MAX_UNITS),
     "beat": _bounded(BEAT, 2 + 4 * MAX_UNITS),
-    "publish": _bounded(PUBLISH, 3 + 2 * MAX_FIELDS, MOST_VALUE_BYTES),
+    "publish": _bounded(PUBLISH, 3 + 2 * MAX_FIELDS, MAX_VALUE_BYTES),
     "release": _bounded(RELEASE, 6),
     "abandon": _bounded(ABANDON, 5 + 2 * MAX_BLAMED),
     "next": _bounded(NEXT, 8),
@@ -41,10 +42,10 @@ SCRIPTS = {
     "grow": _bounded(GROW, 2),
     "control": _bounded(CONTROL, 5),
     "writer_lock": _bounded(WRITER_LOCK, 3, prelude=BOUNDS),
-    "report": _bounded(REPORT, 3, MOST_VALUE_BYTES, prelude=BOUNDS),
-    "rate": _bounded(RATE, 2, MOST_VALUE_BYTES, prelude=BOUNDS),
-    "swap": _bounded(SWAP, 2, MOST_VALUE_BYTES, prelude=BOUNDS),
-    "forget": _bounded(FORGET, 2, MOST_VALUE_BYTES, prelude=BOUNDS),
+    "report": _bounded(REPORT, 3, MAX_VALUE_BYTES, prelude=BOUNDS),
+    "rate": _bounded(RATE, 2, MAX_VALUE_BYTES, prelude=BOUNDS),
+    "swap": _bounded(SWAP, 2, MAX_VALUE_BYTES, prelude=BOUNDS),
+    "forget": _bounded(FORGET, 2, MAX_VALUE_BYTES, prelude=BOUNDS),
 }
 """Name -> text of a script, which refuses more arguments, and longer ones, than its callers have."""
 
