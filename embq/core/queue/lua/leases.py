@@ -115,7 +115,7 @@ return 1
 """
 
 # abandon(worker name, max_attempts, message, lane, cursor, token, ordinal or '', ...) -> {leases freed, next cursor}:
-# of about a thousand leases, so that nobody waits for long. Sent by the supervisor of a worker that died, for the lanes
+# of up to a thousand leases, so that nobody waits for long. Sent by the supervisor of a worker that died, for the lanes
 # 'spare' and 'owner', until the cursor is '0'. The tokens are those of the units in hand; the begun ones among them are
 # charged.
 ABANDON = """
@@ -128,7 +128,7 @@ repeat
   cursor = found[1]
   for i = 1, #held, 2 do
     local u, token = held[i], held[i + 1]
-    bytes = bytes + #u + #token
+    bytes = bytes + 64 + #u + #token
     if #token <= MAX_STORED and worker_of(token) == ARGV[1] then
       local charged = begun(token) and blamed[token] ~= nil
       if begun(token) and not charged then charge(u, -1) end

@@ -16,14 +16,14 @@ local function units_among(members)
   end
   return found
 end
-local MAX_STEPS = 20000
+local MAX_STEPS, MAX_SHIFTED = 10000, 20000
 local room, max_attempts, fresh = math.min(tonumber(ARGV[2]), MAX_STEPS), tonumber(ARGV[5]), tonumber(ARGV[7])
 local reap = math.abs(now - tonumber(ARGV[4])) < 2000
 -- The server's clock was set back: without this, everything due would wait for that long.
 local back = num('fed_ms', 0) - now
 if back > 2000 then
   for _, key in ipairs({due, hinted}) do
-    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 100000)
+    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES', 'LIMIT', 0, MAX_SHIFTED)
     for i = 1, #later, 2 do redis.call('ZADD', key, later[i + 1] - back, later[i]) end
   end
   redis.call('HDEL', meta, 'helped_ms')
