@@ -273,8 +273,8 @@ class Ledger:
             blame: token of each unit that the worker had in hand, which alone are charged -> ordinal of the sample in
                 hand, if it was one.
         """
-        told = islice(blame.items(), MAX_BLAMED)
-        named = [part for token, ordinal in told for part in (token, "" if ordinal is None else ordinal)]
+        blamed = islice(blame.items(), MAX_BLAMED)
+        named = [part for token, ordinal in blamed for part in (token, "" if ordinal is None else ordinal)]
         freed = 0
         for lane in ("spare", "owner"):
             cursor = "0"

@@ -42,8 +42,8 @@ class Script:
         """Run it; returns the server's answer.
 
         Where the server does not know it and the user may not send it, a patient client waits until it is loaded,
-        another one for `WAIT_S`. Raises BrokerError after that, and if a stop was requested; LimitError where the
-        script refuses so many or so long arguments.
+        another one for `WAIT_S`. Raises BrokerError after that, and if a stop was requested, and LimitError if the
+        arguments exceed the bounds of the script.
         """
         try:
             return self._run_known_or_load(keys, args, client)

@@ -19,7 +19,7 @@ MAX_TEXT_BYTES = 4096
 MAX_VALUE_BYTES = 16 << 20
 """Of an argument of the others: what servers that embq configures take at most."""
 MAX_BLAMED = 4 * MAX_UNITS
-"""Most units that a worker which died had in hand; they cannot be told in parts."""
+"""Most units that a worker had in hand when it died; `abandon` needs all of them in one call."""
 MAX_FIELDS = 64
 """Of a result; its largest has 32 pieces."""
 

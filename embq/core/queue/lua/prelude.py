@@ -14,10 +14,15 @@ REFUSED = "LIMIT"
 """First word of the error for a call beyond the bounds of its script."""
 
 BOUNDS = (
-    f"local MAX_KEYS = {len(RUN_PARTS) + 1}"
+    f"local MAX_KEYS, MAX_KEY_BYTES = {len(RUN_PARTS) + 1}, 256"
     + f"""
 local function refusal(most, bytes)
   if #KEYS > MAX_KEYS then return redis.error_reply('{REFUSED} more than ' .. MAX_KEYS .. ' keys') end
+  for i = 1, #KEYS do
+    if #KEYS[i] > MAX_KEY_BYTES then
+      return redis.error_reply('{REFUSED} key ' .. i .. ' has more than ' .. MAX_KEY_BYTES .. ' bytes')
+    end
+  end
   if #ARGV > most then return redis.error_reply('{REFUSED} more than ' .. most .. ' arguments') end
   for i = 1, #ARGV do
     if #ARGV[i] > bytes then
