@@ -133,6 +133,7 @@ def opened(stack: ExitStack, *folders: Path) -> TestClient:
         with_models=True,
         image_urls=False,
         rules=AccessRules(),
+        try_decoding=len,
         site=partial(Site, fleet=FleetPages(sources_of(named, ""))),
         error_page=error_page,
     )
@@ -271,6 +272,7 @@ def test_a_broker_that_is_away_is_a_page_with_a_next_step(tmp_path: Path) -> Non
         with_models=False,
         image_urls=False,
         rules=AccessRules(),
+        try_decoding=len,
         site=partial(Site, fleet=FleetPages(sources_of([], "redis://127.0.0.1:1"), allow_actions=True)),
         error_page=error_page,
     )

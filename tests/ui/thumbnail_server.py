@@ -92,6 +92,7 @@ def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False)
         with_models=False,
         image_urls=False,
         rules=AccessRules(),
+        try_decoding=len,
         site=site,
     )
     client = stack.enter_context(TestClient(app))

@@ -253,7 +253,7 @@ def test_texts_and_images_ask_the_rows_of_a_joint_model_whatever_it_embedded(
     for modality in asking:
         model, fingerprint = asked(rows, modality)
         assert fingerprint == run.fingerprint
-        vector = model.image(picture) if modality == "image" else model.text("a red square")
+        vector = model.image(model.prepare_image(picture)) if modality == "image" else model.text("a red square")
         if modality in modalities:
             np.testing.assert_allclose(vector, made[modality][0], atol=1e-5)
 

@@ -121,8 +121,16 @@ class QueryEmbedder:
 
     def image(self, data: bytes) -> np.ndarray:
         """float32 (d,) of an encoded image, in the form of rows. Raises as `text`."""
+        return self.prepared_image(self.prepare_image(data))
+
+    def prepare_image(self, data: bytes) -> Any:
+        """An encoded image as `prepared_image` takes it; from any thread once the model is loaded. Raises as `text`."""
         self.load("image")
-        return self._as_stored(self._models["image"].image(data))
+        return self._models["image"].prepare_image(data)
+
+    def prepared_image(self, prepared: Any) -> np.ndarray:
+        """float32 (d,) of an image of `prepare_image`, in the form of rows. Raises as `text`."""
+        return self._as_stored(self._models["image"].image(prepared))
 
     def _opened(self, modality: str, *, noted: bool = True) -> tuple[QueryModel, str]:
         from embq.worker.embedders.query.loading import open_query_model

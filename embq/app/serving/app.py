@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+from anyio.lowlevel import RunVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,6 +29,7 @@ from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.app.serving.indices import Indices
 from embq.app.serving.metrics import Metrics
 from embq.app.serving.middleware import AccessMiddleware, AccessRules
+from embq.app.serving.query_images import QueryImages
 from embq.app.serving.query_models import QueryModels
 from embq.app.serving.requests import KnnRequest, RowsRequest
 from embq.app.serving.search import KnnAnswer, Search
@@ -48,6 +50,12 @@ BODY_S = 30.0
 
 PARSED_HERE = 64 * 1024
 """Bytes of a body that is parsed without a change of threads, which takes longer than that."""
+
+MAX_VALUES = 200_000
+"""Values in the JSON of a body: a vector has some thousand, a text of a query 10,000 characters."""
+
+MAX_NESTED = 200_000
+"""Lists, objects and their fields in it, of which each takes 60 to 200 bytes of memory."""
 
 _log = Events("serve")
 
@@ -91,6 +99,7 @@ def application(
     with_models: bool,
     image_urls: bool,
     rules: AccessRules,
+    try_decoding: Callable[[bytes], object],
     site: Callable[[Serving], Site] | None = None,
     error_page: ErrorPage | None = None,
     embeddings: Callable[[Serving], Site] | None = None,
@@ -103,6 +112,7 @@ def application(
         follow: whether `folders` hold indexes at any depth, and are watched for new ones.
         memory: "ram" or "mmap".
         threads: of one search.
+        try_decoding: as of `QueryImages`.
         site: makes the web pages; None for none.
         error_page: makes the page of an error, for browsers; None for none.
         embeddings: makes the endpoints that embed; None for none. With them no index is needed.
@@ -130,7 +140,7 @@ def application(
     )
     indices = Indices([opened(index) for index in named])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
-    search = Search(indices, models, metrics, image_urls=image_urls)
+    search = Search(indices, models, QueryImages(models, try_decoding), metrics, image_urls=image_urls)
     serving = Serving(indices=indices, models=models, search=search, metrics=metrics)
     sites = [make(serving) for make in (embeddings, site) if make is not None]
     routes: list[BaseRoute] = [
@@ -353,24 +363,61 @@ async def read_body(request: Request, most: int = MOST_BODY, *, smaller: str = S
 
 
 async def json_body(
-    request: Request, most: int = MOST_BODY, *, example: str = EXAMPLE, smaller: str = SMALLER
+    request: Request,
+    most: int = MOST_BODY,
+    *,
+    example: str = EXAMPLE,
+    smaller: str = SMALLER,
+    max_values: int = MAX_VALUES,
 ) -> object:
     """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
 
     Args:
         example: of a body, for the errors.
         smaller: as of `read_body`.
+        max_values: values that the JSON may have, counted before it is parsed: they take many times its bytes.
 
     Raises HttpError as `read_body`, and `bad_json`.
     """
     body = await read_body(request, most, smaller=smaller)
-    parse = partial(json.loads, body, parse_constant=_no_constant)
+    parse = partial(_parsed, body, max_values, smaller)
     try:
-        return parse() if len(body) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
+        if len(body) <= PARSED_HERE:
+            return parse()
+        return await anyio.to_thread.run_sync(parse, limiter=_one_large_body())
     except (ValueError, RecursionError) as error:
         raise HttpError(
             f"the body is not JSON: {error}", code="bad_json", next_step=f"send an object, such as {example}"
         ) from error
+
+
+_large_bodies: RunVar[anyio.CapacityLimiter] = RunVar("_large_bodies")
+
+
+def _one_large_body() -> anyio.CapacityLimiter:
+    """The limiter of this event loop that lets one large body be parsed at a time, which keeps others from Python."""
+    try:
+        return _large_bodies.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(1)
+        _large_bodies.set(limiter)
+        return limiter
+
+
+def _parsed(body: bytes, max_values: int, smaller: str) -> object:
+    """The JSON of a body. Raises HttpError `too_large` for more values than are allowed, ValueError, RecursionError."""
+    # Texts hold these characters as well, so both are upper bounds.
+    values = body.count(b",")
+    nested = body.count(b"[") + body.count(b"{") + body.count(b":")
+    if values > max_values or nested > MAX_NESTED:
+        raise HttpError(
+            f"the body has {values:,} commas and {nested:,} brackets and colons; {max_values:,} and {MAX_NESTED:,} are "
+            "the most",
+            code="too_large",
+            next_step=smaller,
+            status=413,
+        )
+    return json.loads(body, parse_constant=_no_constant)
 
 
 def _no_constant(name: str) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -25,6 +25,8 @@ WAIT_S = 300.0
 waits for an hour, and takes any response for results."""
 
 _log = Events("serve")
+
+T = TypeVar("T")
 
 
 class QueryModels:
@@ -61,6 +63,12 @@ class QueryModels:
         if future is None or not future.done():
             return "loading"
         return "failed" if future.exception() else "ready"
+
+    async def prepare(
+        self, version: VersionInfo, preparing: Callable[[QueryEmbedder], T], limiter: anyio.CapacityLimiter
+    ) -> T:
+        """Call `preparing` with the model of a version, beside whatever else uses it; waits and raises as `embed`."""
+        return await anyio.to_thread.run_sync(preparing, await self._ready(version), limiter=limiter)
 
     async def embed(self, version: VersionInfo, embedding: Callable[[QueryEmbedder], np.ndarray]) -> np.ndarray:
         """Call `embedding` with the model of a version, alone with it; waits until the model is loaded.

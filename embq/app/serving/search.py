@@ -18,9 +18,10 @@ from embq.app.serving.http_errors import HttpError
 from embq.app.serving.image_url import fetch_image
 from embq.app.serving.indices import Indices
 from embq.app.serving.metrics import Metrics, Steps
+from embq.app.serving.query_images import QueryImages
 from embq.app.serving.query_models import QueryModels
 from embq.app.serving.requests import KnnRequest, RowsRequest
-from embq.app.serving.served_index import OpenVersion
+from embq.app.serving.served_index import OpenVersion, VersionInfo
 from embq.core.errors import InputError, OutputError, SampleError
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class Search:
     """Answers queries. Each method raises EmbqError if there is no answer.
 
     Args:
+        images: prepares the images of queries for `models`.
         image_urls: whether images may be fetched by their URLs.
     """
 
-    def __init__(self, indices: Indices, models: QueryModels, metrics: Metrics, *, image_urls: bool) -> None:
-        self._indices, self._models, self._metrics = indices, models, metrics
+    def __init__(
+        self, indices: Indices, models: QueryModels, images: QueryImages, metrics: Metrics, *, image_urls: bool
+    ) -> None:
+        self._indices, self._models, self._images, self._metrics = indices, models, images, metrics
         self._image_urls = image_urls
         self._fetches = anyio.CapacityLimiter(_FETCHES)
 
@@ -133,11 +137,17 @@ class Search:
         embedded = None
         if query.text is not None or query.image is not None:
             with steps.step("embed"):
-                embedded = await self._models.embed(info, lambda model: embed_query(model, query))
+                embedded = await self._embedded(query, info)
         complete = partial(complete_vector, version.searcher, query, embedded, "cosine" if info.cosine else "ip")
         if not query.excluded:
             return complete()
         return await anyio.to_thread.run_sync(complete, limiter=version.turn)
+
+    async def _embedded(self, query: Query, info: VersionInfo) -> np.ndarray:
+        if not isinstance(query.image, bytes):
+            return await self._models.embed(info, lambda model: embed_query(model, query))
+        prepared = await self._images.prepare(info, query.image)
+        return await self._models.embed(info, lambda model: model.prepared_image(prepared))
 
     async def _fetch(self, url: str, steps: Steps) -> bytes:
         if not self._image_urls:

@@ -159,6 +159,7 @@ def serve_pages(
     from embq.app.ui.fleet.sources import sources_of
     from embq.app.ui.rendering import error_page
     from embq.app.ui.site import Site
+    from embq.app.ui.thumbnails.decoder import Decoders
     from embq.core.errors import UsageError
     from embq.core.networks import is_loopback
     from embq.core.service.log import Events, configure, is_json
@@ -181,6 +182,7 @@ def serve_pages(
 
             decode = load_detokenizer(token_ids) if token_ids else None
             api = EmbeddingApi(load_models(embeddings, precision=precision, device=device, settings=settings), decode)
+        decoders = Decoders()
         app = application(
             folders,
             names,
@@ -190,6 +192,7 @@ def serve_pages(
             with_models=not no_model,
             image_urls=fetch_image_urls,
             rules=rules,
+            try_decoding=decoders.try_decoding,
             site=partial(Site, fleet=fleet),
             error_page=error_page,
             embeddings=None if api is None else api.measured_by,
@@ -210,7 +213,10 @@ def serve_pages(
             if started is not None:
                 started(url)
 
-        serve(app, listener, announce=announce_url, leave=fleet.leave)
+        try:
+            serve(app, listener, announce=announce_url, leave=fleet.leave)
+        finally:
+            decoders.close()
     if api is not None and api.broken is not None:
         raise api.broken
 

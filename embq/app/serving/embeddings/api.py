@@ -38,6 +38,9 @@ from embq.core.rows.vectors import stored
 MOST_BODY = 4 * 2**20
 """Bytes of a body. The longest texts that models read, MOST_TEXTS of 512 tokens, are about as many."""
 
+MAX_VALUES = 2_000_000
+"""Values in a body: `MOST_BODY` of token ids are fewer."""
+
 SMALLER = "send fewer texts in one request"
 
 MOST_TEXTS = 2_048
@@ -143,7 +146,7 @@ class EmbeddingApi:
 
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts, in OpenAI's form."""
-        body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY, smaller=SMALLER)
+        body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY, smaller=SMALLER, max_values=MAX_VALUES)
         parsed = self._openai(json_object(body_json, OPENAI_BODY))
         job, vectors = await _embedded(request, parsed)
 
@@ -159,7 +162,7 @@ class EmbeddingApi:
 
     async def embed(self, request: Request) -> Response:
         """Vectors of texts, in the form of text-embeddings-inference."""
-        body = await json_body(request, MOST_BODY, example=TEI_BODY, smaller=SMALLER)
+        body = await json_body(request, MOST_BODY, example=TEI_BODY, smaller=SMALLER, max_values=MAX_VALUES)
         job, vectors = await _embedded(request, self._tei(json_object(body, TEI_BODY)))
         return await _encoded(vectors.tolist, vectors, job)
 

@@ -100,6 +100,10 @@ class Decoders:
             raise SampleError(str(answer.get("code", "")), str(answer.get("message", "")))
         return b64decode(answer["jpeg"])
 
+    def try_decoding(self, data: bytes) -> None:
+        """Decode an image and keep nothing of it; raises as `thumbnail`."""
+        self.thumbnail(data, 1)
+
     def close(self) -> None:
         """End the processes."""
         for child in self._children:

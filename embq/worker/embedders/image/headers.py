@@ -37,6 +37,9 @@ ASPECT_MAX = 50
 JPEG_MAX_SCANS = 64
 """Scans of a progressive JPEG; each costs a pass over all pixels. Pillow writes 10."""
 
+JPEG_MAX_SCANNED_PIXELS = 1_024_000_000
+"""Pixels of a progressive JPEG times its scans: 64 MP in 16 scans, 16 MP in 64. They take a core 6 s."""
+
 UNDECODED_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
 """JPEG frame types that libjpeg-turbo does not decode: lossless and hierarchical."""
 
@@ -192,15 +195,34 @@ def frame_of(data: bytes) -> Frame | None:
 
 def _check_jpeg(data: bytes) -> Frame:
     frame = frame_of(data)
-    # Counting looks at every byte, and keeps all other threads from Python meanwhile.
-    if not (frame is not None and frame.has_one_scan) and data.count(b"\xff\xda") > JPEG_MAX_SCANS:
+    scans = _scans(data, frame)
+    if scans > JPEG_MAX_SCANS:
         raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
     if frame is None:
         raise SampleError("truncated", "the JPEG ends before its first picture")
     if frame.bits != 8 or frame.kind in UNDECODED_FRAMES:
         raise SampleError("unsupported_mode", f"JPEG frame type {frame.kind:#x} with {frame.bits} bits per channel")
     check_size((frame.width, frame.height), JPEG_MAX_PIXELS)
+    if frame.width * frame.height * scans > JPEG_MAX_SCANNED_PIXELS:
+        raise SampleError("too_large", f"the JPEG has {frame.width}x{frame.height} pixels in {scans} scans")
     return frame
+
+
+def _scans(data: bytes, frame: Frame | None) -> int:
+    """Most scans that a JPEG with this first frame has."""
+    # Counting looks at every byte, and keeps all other threads from Python meanwhile.
+    return 1 if frame is not None and frame.has_one_scan else data.count(b"\xff\xda")
+
+
+def scanned_pixels(data: bytes) -> int | None:
+    """Pixels of a JPEG or PNG times the passes that a decoder makes over them; None for other formats."""
+    if data.startswith(_JPEG):
+        frame = frame_of(data)
+        return 0 if frame is None else frame.width * frame.height * _scans(data, frame)
+    if data.startswith(_PNG):
+        width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+        return width * height
+    return None
 
 
 def _check_tiff(data: bytes) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -70,8 +70,12 @@ class QueryModel(Protocol):
         """The vector of a text; SampleError if it has none."""
         ...
 
-    def image(self, data: bytes) -> np.ndarray:
-        """The vector of an encoded image; SampleError if it has none."""
+    def prepare_image(self, data: bytes) -> Any:
+        """An encoded image as `image` takes it. Any number of threads may call it; SampleError if it has no vector."""
+        ...
+
+    def image(self, prepared: Any) -> np.ndarray:
+        """The vector of a prepared image; SampleError if it has none."""
         ...
 
 
@@ -84,16 +88,23 @@ class TorchQueryModel:
 
     def text(self, text: str) -> np.ndarray:
         """See `QueryModel`."""
-        return self._vector(Sample(ordinal=0, key="", text=text))
+        return self._vector(self._prepared(Sample(ordinal=0, key="", text=text)))
 
-    def image(self, data: bytes) -> np.ndarray:
+    def prepare_image(self, data: bytes) -> Any:
         """See `QueryModel`."""
-        return self._vector(Sample(ordinal=0, key="", image=data))
+        return self._prepared(Sample(ordinal=0, key="", image=data))
 
-    def _vector(self, sample: Sample) -> np.ndarray:
+    def image(self, prepared: Any) -> np.ndarray:
+        """See `QueryModel`."""
+        return self._vector(prepared)
+
+    def _prepared(self, sample: Sample) -> Any:
         [prepared] = self._embedder.prepare([sample])
         if isinstance(prepared, SampleError):
             raise prepared
+        return prepared
+
+    def _vector(self, prepared: Any) -> np.ndarray:
         return np.array(self._embedder.embed([prepared])[self._modality][0], dtype=np.float32)
 
 

@@ -173,9 +173,13 @@ class LightSentence:
             vector = vector / max(np.linalg.norm(vector), np.float32(1e-12))
         return np.asarray(vector, dtype=np.float32)
 
-    def image(self, data: bytes) -> np.ndarray:
+    def prepare_image(self, data: bytes) -> Any:
         """Raise SampleError: the model embeds texts only."""
         raise SampleError("missing_member", "the model embeds texts only")
+
+    def image(self, prepared: Any) -> np.ndarray:
+        """See `prepare_image`."""
+        return np.empty(0, np.float32)
 
     def _longest(self, folder: Path, spec: ModelSpec) -> int:
         limit = _json(folder / "sentence_bert_config.json").get("max_seq_length")
