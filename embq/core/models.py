@@ -22,6 +22,9 @@ from embq.core.wire import convert, one_of
 
 MODALITIES = ("image", "text")
 
+MODEL_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+"""Short names of models, which become part of the names of columns, files and folders."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
@@ -341,7 +344,7 @@ class NamedModel:
         modalities: those of the run that it embeds, at least one.
     """
 
-    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Annotated[str, Meta(pattern=rf"\A{MODEL_NAME.pattern}\Z")]
     spec: SpecText
     modalities: Modalities
 

@@ -65,6 +65,8 @@ RelativePath = Annotated[
     ),
 ]
 """Path below a folder: no absolute one, without `.`, `..` and empty parts."""
+FileName = Annotated[str, Meta(max_length=200, pattern=rf"\A(?!\.\.?\Z)[^/\\\x00-\x1f\x7f{_NO_BYTES}]+\Z")]
+"""One part of a path, such as the name of an index below `index/`: no separator and no control character."""
 PathText = Annotated[str, Meta(min_length=1, max_length=8_192, pattern=rf"\A[^\0{_NO_BYTES}]*\Z")]
 """Path or URL. Bytes of a path that are not UTF-8 stand in it as lone surrogates."""
 

@@ -18,6 +18,7 @@ from embq.core.cards import gain_of_halves
 from embq.core.errors import ModelError, UsageError
 from embq.core.models import (
     MODALITIES,
+    MODEL_NAME,
     REFERENCE,
     Chunking,
     ModelConfig,
@@ -27,8 +28,8 @@ from embq.core.models import (
 )
 from embq.core.queue.heartbeats import Device, services
 from embq.core.rows.spec import RowSpec
+from embq.core.storage import beneath
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of models: columns begin with them, and readers of all formats take such columns without quotes."""
 
 
@@ -133,7 +134,7 @@ def _named_spec(name: str | None, text: str) -> NamedSpec:
     spec = _located(ModelSpec.parse(text))
     chosen = _short(spec) if name is None else name
     why = ""
-    if not _NAME.fullmatch(chosen):
+    if not MODEL_NAME.fullmatch(chosen):
         why = "it has up to 40 small letters, digits and underscores, and begins with a letter"
     elif chosen.endswith(MODALITIES):
         why = "columns are called after a model, and after what it embeds"
@@ -231,8 +232,8 @@ def _number(described: Any, name: str) -> int | None:
 def read_json(path: Path) -> Any:
     """The JSON of a file; None if it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(beneath.read_small(path).decode())
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -18,7 +18,7 @@ from embq.core.process.children import ChildEndedError, JsonChild
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.hints import IndexHint
-from embq.core.queue.index_builds import SHARED, IndexBuild, announced
+from embq.core.queue.index_builds import IndexBuild, announced, read_nonce
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.result_stream import PublishVerdict
@@ -291,7 +291,7 @@ class IndexAccess:
             return f"{build.index} is outside of EMBQ_ROOTS", True
         try:
             folder = place(build.folder)
-            nonce = (folder / SHARED).read_text(encoding="utf-8").strip()
+            nonce = read_nonce(folder)
         except OSError as error:
             return f"{build.folder} cannot be read here: {error.strerror}; an index is built on shared storage", False
         except EmbqError as error:

@@ -18,6 +18,7 @@ from embq.app.indexing.progress import ConsoleProgress
 from embq.core.errors import Exit, UsageError, command_line
 from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
+from embq.core.storage.beneath import below
 from embq.core.storage.paths import Place
 from embq.indexer.change.growth import holds
 from embq.indexer.collection.opening import Collection, open_collection
@@ -199,7 +200,7 @@ def index_folder(to: str | None, sources: Sequence[str], collection: Collection)
     if to is not None:
         return where.absolute() if isinstance(where, Path) else where
     folder = where if where.is_dir() else where.parent
-    return (folder.absolute() if isinstance(folder, Path) else folder) / "index" / collection.output
+    return below(folder.absolute() if isinstance(folder, Path) else folder, f"index/{collection.output}")
 
 
 def query_files(pairs: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ DIR/indices_paths.json                options of `clip-retrieval back`
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from embq.core.storage.durable import fsync_file
 from embq.core.storage.new_folder import new_folder
 from embq.indexer.faiss_file import FaissExport, write_faiss_file
 from embq.indexer.index_files.identity import Identity
-from embq.indexer.index_files.version import CURRENT, Version, read_current, resolve_index
+from embq.indexer.index_files.version import Version, indexes_below, read_current, resolve_index
 
 INDICES = "indices_paths.json"
 
@@ -80,9 +79,7 @@ def write_clip_back(
 
 def _indexes(source: Path, output: str | None) -> dict[str, Path]:
     """Modality -> index."""
-    below = source / "index"
-    names = sorted(os.listdir(below)) if output is None and below.is_dir() else []
-    indexes = [below / name for name in names if (below / name / CURRENT).exists()]
+    indexes = list(indexes_below(source).values()) if output is None else []
     by_modality: dict[str, Path] = {}
     for index in indexes or [resolve_index(source, output)]:
         modality = "text" if "text" in read_current(index).collection.output else "image"

@@ -102,14 +102,13 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
 def _index_folders(folder: Place) -> Sequence[Place]:
     """The folder itself if it is an index, else the indexes of the run in it."""
     from embq.indexer.index_files.files import asking
+    from embq.indexer.index_files.version import indexes_below
 
     refuse_unnameable(str(folder))
     with asking(folder) if isinstance(folder, ObjectPath) else nullcontext():
         if (folder / "CURRENT").exists():
             return [folder]
-        indices = folder / "index"
-        names = sorted(path.name for path in indices.iterdir()) if indices.is_dir() else []
-        below = [indices / name for name in names if (indices / name / "CURRENT").exists()]
+        below = list(indexes_below(folder).values())
     if not below:
         raise InputError(
             f"there is no index in {folder}",

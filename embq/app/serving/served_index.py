@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ import anyio
 from embq.app.serving.http_errors import HttpError
 from embq.core.errors import EmbqError
 from embq.core.service.log import Events
+from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 
 if TYPE_CHECKING:
@@ -200,9 +202,9 @@ class ServedIndex:
         """Content and identity of CURRENT: an index that was rebuilt may have versions of the same names."""
         path = self.path / "CURRENT"
         try:
-            with path.open(encoding="utf-8") as file:
-                status = path.stat()
-                return file.read(64), status.st_ino, status.st_mtime_ns
+            with beneath.open_regular(path) as file:
+                status = os.fstat(file.fileno())
+                return file.read(64).decode(), status.st_ino, status.st_mtime_ns
         except (OSError, ValueError):
             return None
 

@@ -20,6 +20,7 @@ from embq.core.formats.folders import METADATA, vector_folders
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
+from embq.core.storage.beneath import open_regular
 
 MAGIC = b"\x93NUMPY\x01\x00"
 NAME = re.compile(r"_(\d{8})\.(?:npy|parquet)$")
@@ -94,7 +95,7 @@ def _check_vectors(folder: str, paths: Sequence[Path], rows: Sequence[int], find
 
 def _header(path: Path) -> tuple[str, int, int]:
     """dtype, rows and dimension by the first line of a file, which is all that the readers look at."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         line = file.readline(300)
     if not line.startswith(MAGIC) or not line.endswith(b"\n"):
         raise OutputError("it is not npy 1.0 with a header of one line below 300 bytes")

@@ -20,6 +20,7 @@ from embq.core.formats.folders import METADATA, vector_folders
 from embq.core.formats.parquet import ROW_GROUP_ROWS, with_notes, write_parquet
 from embq.core.models import ModelConfig
 from embq.core.run.commits import CommittedFile
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.hashing import HashingFile
 
 SLICE_ROWS = 16_384
@@ -66,7 +67,7 @@ def mapped(path: Path) -> np.ndarray:
     Nothing that the file holds is executed.
     """
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(require_regular(path), mmap_mode="r", allow_pickle=False)
     except TokenError as error:  # numpy reads the header with Python's own tokeniser
         raise ValueError(f"{path.name} has a damaged header: {error}") from error
     return array

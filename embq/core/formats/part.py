@@ -25,6 +25,7 @@ from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
 from embq.core.settings import spool_folder
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -152,6 +153,8 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
     try:
         for file in files:
             path = file.place(root)
+            if isinstance(path, Path):
+                require_regular(path)
             if (size := path.stat().st_size) != file.bytes:
                 raise ValueError(f"it has {size} bytes, its record says {file.bytes}")
             open_files.append((file, _open(path, file, copies)))

@@ -19,6 +19,8 @@ from embq.core.errors import MalformedError
 from embq.core.queue import hints, keys
 from embq.core.queue.keys import INDEXING, INDEXING_MS, RUN_PARTS, run_key
 from embq.core.queue.scripts import Script
+from embq.core.storage import beneath
+from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.core.wire import Count, PathText, StageId, Word
 
@@ -77,6 +79,12 @@ class IndexStage:
         """The record in `text`; None if another version of embq wrote it; MalformedError for anything else."""
         fields = wire.read_version(text, keys.VERSION, what=RECORD)
         return None if fields is None else wire.convert(cls, fields, what=RECORD)
+
+
+def read_nonce(folder: Place) -> str:
+    """The nonce in the folder of a build; OSError if there is none, OutsideError or MalformedError if it is no such
+    file."""
+    return beneath.read_bytes(folder, SHARED, most_bytes=1_000).decode(errors="replace").strip()
 
 
 def announce(client: redis.Redis, stage: IndexStage) -> None:

@@ -9,6 +9,7 @@ file system (FileNotFoundError, PermissionError) are OSError.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -23,6 +24,9 @@ from embq.core.storage.objects import ObjectPath
 
 PIECE_BYTES = 64 << 10
 """Read of an object at least, at once: as much as parquet's readers ask for at the end of a file."""
+
+SMALL_BYTES = 64 << 20
+"""Limit of a small file unless its reader has another one: settings, records and logs of trainings."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -136,6 +140,36 @@ def read_bytes(root: Path | ObjectPath, name: str | PurePath, *, most_bytes: int
     return data
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """The regular file at a path of the user's choice, which may be a link, open for reading.
+
+    OSError for anything else: a pipe, a terminal or a device would be read without end. What is opened by a library is
+    checked with `require_regular`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_special(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
+
+
+def require_regular(path: Path) -> Path:
+    """The path; OSError if it is no regular file, or no link to one."""
+    _refuse_special(os.stat(path).st_mode, path)
+    return path
+
+
+def read_small(path: Path, *, most_bytes: int = SMALL_BYTES) -> bytes:
+    """The content of a small file; OSError as of `open_regular`, and if it has more than `most_bytes`."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+    return data
+
+
 def listing(root: Path, name: str | PurePath = "") -> list[tuple[str, os.stat_result]]:
     """`entries` of the folder `root / name`."""
     with folder(root, name) as descriptor:
@@ -199,6 +233,11 @@ def _refuse_link(root: Path, name: str | PurePath, part: str, above: int) -> Non
 
 def _link(root: Path | ObjectPath, name: str | PurePath, part: str) -> OutsideError:
     return _outside(root, name, f"{part!r} is a symbolic link")
+
+
+def _refuse_special(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def _outside(root: Path | ObjectPath, name: str | PurePath, why: str) -> OutsideError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from embq.core.errors import ConfigError, EmbqError, InputError, UsageError
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.object_clients import NEEDED
 from embq.core.storage.objects import ObjectPath
 
@@ -86,8 +87,11 @@ def is_folder(text: str) -> bool:
 
 
 def opened(path: Place) -> Path | io.BufferedReader:
-    """The form in which libraries that read parts of a file take it: a path, or an open object."""
-    return path if isinstance(path, Path) else path.open()
+    """The form in which libraries that read parts of a file take it: a path, or an open object.
+
+    OSError for a path of anything but a regular file.
+    """
+    return require_regular(path) if isinstance(path, Path) else path.open()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from embq.core.storage import beneath
 from embq.indexer.index_files.files import WORK, read_json
 from embq.indexer.index_files.publication import names_below, publish, sweep
 from embq.indexer.index_files.sizes import sizes_of
@@ -28,9 +30,10 @@ def swap_version(base: Version, version: Version, changed: Mapping[str, Any]) ->
     """
 
     def small(folder: Path) -> None:
-        for path in base.path.iterdir():
-            if path.is_file() and path.name not in (RECORD, INFOS):
-                shutil.copyfile(path, folder / path.name)
+        for name, status in beneath.listing(base.index, base.name):
+            if stat.S_ISREG(status.st_mode) and name not in (RECORD, INFOS):
+                with beneath.reader(base.index, f"{base.name}/{name}") as file, open(folder / name, "xb") as copy:
+                    shutil.copyfileobj(file, copy)
         infos = read_json(base.path / INFOS) if (base.path / INFOS).exists() else {}
         collection = {**infos.get("collection", {}), "digest": version.collection.digest}
         infos |= {**sizes_of(version), "collection": {**collection, "complete": version.collection.complete}, **changed}

@@ -14,6 +14,7 @@ import pyarrow as pa
 from embq.core.errors import InputError
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
+from embq.core.wire import FileName, RelativePath
 from embq.indexer.collection.columns import Columns
 from embq.indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_all, check_unchanged, rows_at
 from embq.indexer.collection.plain import FORMATS, PlainReader
@@ -49,7 +50,7 @@ class Collection:
     root: str
     kind: str
     column: str
-    output: str
+    output: FileName
     dim: int
     unit_length: bool
     parts: tuple[PartRef, ...]
@@ -63,7 +64,7 @@ class Collection:
     query_columns: dict[str, str] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()
+    folders: tuple[RelativePath, ...] = ()
 
     @property
     def n(self) -> int:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from embq.core.errors import EmbqError, InputError, SourceError, UsageError
+from embq.core import wire
+from embq.core.errors import EmbqError, InputError, MalformedError, SourceError, UsageError
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url
+from embq.core.wire import FileName
 from embq.indexer.collection.clip_retrieval import describe_layout, is_layout
 from embq.indexer.collection.collection import Collection
 from embq.indexer.collection.columns import column_in_file
@@ -72,6 +74,14 @@ def open_collection(
         )
     if len(places) > 1:
         described["folders"] = tuple(name_below(folder, root) for root in places)
+    try:
+        wire.convert(FileName, described["output"], what="name of the vectors")
+    except MalformedError as error:
+        raise InputError(
+            f"{described['output'][:200]!r} of {folder} cannot name a folder for an index",
+            next_step="add --vector-name with another name",
+            code="which_output",
+        ) from error
     unit_length = described.pop("unit_length", None)
     collection = Collection(root=str(folder), unit_length=bool(unit_length), **described)
     return collection if unit_length is not None else replace(collection, unit_length=_unit_length(collection))

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from embq.core.errors import InputError
+from embq.core.storage.beneath import parts_of
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, place
 from embq.indexer.collection.remote import FilePath, RemotePath, RemoteStatus, each
@@ -172,7 +173,9 @@ def place_of(root: str, file: FileRef) -> Place | RemotePath:
     """Path or URL of a file."""
     if file.sha256 is None and is_url(root):
         return RemotePath(f"{root}/{file.path}", RemoteStatus(file.bytes, str(file.mtime_ns)))
-    return place(root) / file.path
+    where = place(root)
+    parts_of(where, file.path)  # the path may come from the record of an index
+    return where / file.path
 
 
 def path_of(root: str, file: FileRef) -> FilePath:

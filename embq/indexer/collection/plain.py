@@ -102,7 +102,7 @@ def describe_files(
     return {
         "kind": kind,
         "column": column,
-        "output": column.strip("/").replace("/", "_") if kind == "hdf5" else column,
+        "output": column.strip("/").replace("/", "_"),
         "dim": shape.dim,
         "fingerprint": shape.fingerprint or None,
         **find_columns(schemas, id_columns, vectors).fields(),

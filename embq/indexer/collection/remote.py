@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from embq.core.errors import SourceError, UsageError
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.objects import RangedFile
 from embq.core.storage.paths import Place, place
 
@@ -198,7 +199,7 @@ def readable(path: FilePath) -> Iterator[str | IO[bytes]]:
     Raises OSError if a remote file is another one than it was known to be, at the end of the block.
     """
     if isinstance(path, Path):
-        yield str(path)
+        yield str(require_regular(path))
         return
     path = path.resolved()
     with path.open() as file:

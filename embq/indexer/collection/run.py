@@ -23,6 +23,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.reader import committed, committed_parts
 from embq.core.run.run_info import RunInfo
+from embq.core.storage.beneath import below
 from embq.core.storage.paths import Place, place
 from embq.indexer.collection.parts import IDENTITY, FileRef, PartRef, Piece, damaged, no_embeddings
 
@@ -203,7 +204,7 @@ class RunReader:
             for table in self._tables(part, ["unit_id"], start, stop):
                 units.setdefault(self._folder(part), set()).update(pc.unique(table["unit_id"]).to_pylist())
         root = place(self.root)
-        sources = {run: Manifest(Layout(root / run if run else root)).sources(ids) for run, ids in units.items()}
+        sources = {run: Manifest(Layout(below(root, run) if run else root)).sources(ids) for run, ids in units.items()}
         for part, start, stop in pieces:
             for table in self._tables(part, ["key", "caption", "unit_id", *self.id_columns], start, stop):
                 yield self._identity(table, sources[self._folder(part)])
@@ -211,7 +212,7 @@ class RunReader:
     def run_of(self, part: PartRef) -> Place:
         """Output folder of the run that a part is of."""
         folder = self._folder(part)
-        return place(self.root) / folder if folder else place(self.root)
+        return below(place(self.root), folder) if folder else place(self.root)
 
     def ordinal(self, part: PartRef, row: int) -> int:
         """The ordinal of a row; raises InputError as `vectors` does."""

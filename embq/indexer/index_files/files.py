@@ -18,7 +18,7 @@ import msgspec
 from embq.core import wire
 from embq.core.errors import AwayError, EmbqError, InputError, MalformedError, OutputError, TryLaterError, command_line
 from embq.core.redaction import masked
-from embq.core.storage.beneath import below, open_file
+from embq.core.storage.beneath import below, open_file, reader, require_regular
 from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -158,7 +158,7 @@ class File:
     def check_size(self, path: Place) -> None:
         """OutputError `index_damaged` if the payload, which is at `path`, is missing or has another size."""
         with asking(path):
-            size = path.stat().st_size
+            size = (require_regular(path) if isinstance(path, Path) else path).stat().st_size
         if size != self.bytes:
             raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
 
@@ -192,11 +192,14 @@ def asking(path: Place) -> Iterator[None]:
 
 
 def read_small(path: Place, most_bytes: int) -> bytes:
-    """All bytes of a small file, and of a larger one at least one more than `most_bytes`; errors of `asking`."""
+    """All bytes of a small file, and of a larger one at least one more than `most_bytes`; errors of `asking`.
+
+    OutsideError if the file, or the folder that it is in, is a link, or it is no regular file.
+    """
     with asking(path):
         if isinstance(path, ObjectPath):
             return bytes(path.call(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
-        with open(path, "rb") as file:
+        with reader(path.parent.parent, f"{path.parent.name}/{path.name}") as file:
             return file.read(most_bytes + 1)
 
 

@@ -175,5 +175,5 @@ def _under_way(index: Place) -> set[str]:
         for name in names_below(index, f"{WORK}/{build}"):
             files = read_json(index / WORK / build / name).get("files") if name.endswith(".json") else None
             if isinstance(files, dict):
-                committed |= {str(file["path"]) for file in files.values()}
+                committed |= {str(file["path"]) for file in files.values() if isinstance(file, dict) and "path" in file}
     return committed

@@ -16,7 +16,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from embq.core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
 from embq.core.storage import beneath
@@ -28,7 +30,7 @@ from embq.indexer.plan.index_plan import IndexPlan
 
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"
-NAME = re.compile(r"v\d{4,}")
+NAME = re.compile(r"v[0-9]{4,18}")
 CURRENT_BYTES = 100
 """Limit of the pointer."""
 ATTEMPTS = 20
@@ -36,6 +38,7 @@ ATTEMPTS = 20
 
 T = TypeVar("T")
 Where = TypeVar("Where", Path, ObjectPath)
+Run = TypeVar("Run", bound=Place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class Version:
     """
 
     index: Path
-    name: str
+    name: Annotated[str, Meta(pattern=rf"\A(?:{NAME.pattern})?\Z")]
     plan: IndexPlan
     collection: Collection
     trained: File
@@ -219,6 +222,13 @@ def index_path(text: str) -> Path:
     return Path(text).absolute()
 
 
+def indexes_below(run: Run) -> dict[str, Run]:
+    """Name -> place of each finished index of a run, by name; OutsideError if one is behind a link."""
+    folder = run / "index"
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return {name: beneath.below(run, f"index/{name}") for name in names if (folder / name / CURRENT).exists()}
+
+
 def resolve_index(path: Where, output: str | None = None) -> Where:
     """The place of an index from what a user named: that folder, a version in it, or the output folder of a run.
 
@@ -233,9 +243,7 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
         return path
     if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
         return path.parent
-    below = path / "index"
-    names = sorted(entry.name for entry in below.iterdir()) if below.is_dir() else []
-    indexes = {name: below / name for name in names if (below / name / CURRENT).exists()}
+    indexes = indexes_below(path)
     if output is not None and output in indexes:
         return indexes[output]
     if not indexes or output is not None:

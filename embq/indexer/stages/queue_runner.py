@@ -18,7 +18,7 @@ from embq.core import errors
 from embq.core.errors import EmbqError
 from embq.core.queue import hints, index_builds
 from embq.core.queue.hints import IndexHint
-from embq.core.queue.index_builds import SHARED, IndexBuild, IndexStage
+from embq.core.queue.index_builds import SHARED, IndexBuild, IndexStage, read_nonce
 from embq.core.queue.keys import RUN_PARTS
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.outage_detector import OutageDetector
@@ -106,12 +106,12 @@ class QueueRunner:
             return self._build
         self.close()
         index_builds.forget_abandoned(self._client, scripts=self._scripts)
-        path = unit.build_dir.folder / SHARED
+        folder = unit.build_dir.folder
         try:
-            nonce = path.read_text(encoding="utf-8").strip()
+            nonce = read_nonce(folder)
         except OSError:
             nonce = secrets.token_hex(16)
-            write_current(path, nonce.encode())
+            write_current(folder / SHARED, nonce.encode())
         self._build = IndexBuild(
             index=unit.index,
             build=unit.build,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import InputError, OutputError
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.durable import drop, fsync_folder
 from embq.training.classify.config import Config, Resume, differences
 from embq.training.classify.inputs import InputPlan
@@ -108,7 +109,7 @@ def load(folder: Path, moment: Moment) -> dict[str, Any]:
 
     path = folder / moment.name
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(require_regular(path), map_location="cpu", weights_only=True)
     except Exception as error:  # torch, zipfile and pickle raise many kinds for a damaged file
         raise OutputError(
             f"the checkpoint {path} cannot be read: {type(error).__name__}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import InputError, ModelError
+from embq.core.storage.beneath import require_regular
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +82,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     from safetensors.torch import load_file
 
     try:
-        given: Mapping[str, Tensor] = load_file(path)
+        given: Mapping[str, Tensor] = load_file(require_regular(path))
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"--start {path} cannot be read as safetensors: {error}",

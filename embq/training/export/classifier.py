@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import InputError, ModelError
+from embq.core.storage.beneath import read_small, require_regular
 from embq.core.storage.durable import file_sha256
 from embq.training.classify.checkpoint import FORMAT
 from embq.training.classify.models import built
@@ -79,8 +80,8 @@ def export_classifier(given: Path, target: Path) -> Exported:
 def _read(path: Path) -> Mapping[str, Any]:
     """A JSON object; an empty one if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -93,7 +94,7 @@ def _trained(described: Mapping[str, Any], weights: Path) -> Any:
     size, classes = int(described["preprocessing"]["image_size"]), len(described["classes"])
     model = built(described["arch"], classes=classes, image_size=size)
     try:
-        model.load_state_dict(load_file(weights))
+        model.load_state_dict(load_file(require_regular(weights)))
     except (OSError, SafetensorError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ModelError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import EmbqError, ModelError, UsageError
 from embq.core.process.libraries import version_of
+from embq.core.storage.beneath import read_small
 from embq.core.storage.durable import file_sha256
 from embq.training.export.model_folder import PROVENANCE, Exported, check_target, fingerprint_of, new_folder
 from embq.training.openclip.checkpoints import Arguments, Checkpoint, open_checkpoint
@@ -120,7 +121,7 @@ def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[s
                     f"the training's model {name}: {folder.resolve() / CONFIG} is not there (any more)",
                     next_step="put it back, or say where it is now: --model FOLDER",
                 )
-            described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            described = json.loads(read_small(folder / CONFIG))
             return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
     model = open_clip.get_model_config(name.replace("/", "-"))
     if model is None:

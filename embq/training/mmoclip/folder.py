@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import InputError
+from embq.core.storage.beneath import read_small
 from embq.training.openclip import log
 from embq.training.openclip.log import OpenClipLog
 
@@ -75,7 +76,11 @@ def _log_below(folder: Path) -> Path:
 
 
 def _params(path: Path) -> dict[str, str]:
-    pairs = (line.split(": ", 1) for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    try:
+        lines = read_small(path).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(": ", 1) for line in lines)
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
@@ -84,8 +89,8 @@ def _launch(path: Path) -> dict[str, Any]:
     for folder in list(path.parents)[:3]:
         if (folder / LAUNCH).is_file():
             try:
-                note = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                note = json.loads(read_small(folder / LAUNCH))
+            except (OSError, ValueError, RecursionError):
                 return {}
             return note if isinstance(note, dict) and note.get("schema") == 1 else {}
     return {}

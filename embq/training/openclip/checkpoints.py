@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import InputError
+from embq.core.storage.beneath import read_small, require_regular
 from embq.core.storage.durable import drop
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Arguments(dict[str, Any]):
         Raises InputError if the file names no model.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_small(path).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{path} cannot be read: {error}", next_step="give the folder of the training, or --model"
@@ -138,7 +139,7 @@ def _loaded(path: Path) -> Mapping[str, Any]:
 
     try:
         # Memory-mapped, because two thirds of the file belong to the optimizer.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(require_regular(path), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than weights, and embq runs no code from a checkpoint: {_first_line(error)}",

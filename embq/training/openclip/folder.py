@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import OutputError
+from embq.core.storage.beneath import open_regular, read_small
 from embq.training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
 from embq.training.openclip.log import parse
 from embq.training.openclip.models import HUB
@@ -125,7 +126,7 @@ def result_of(plan: TrainingPlan, begun: LockedFolder) -> TrainingResult:
     """The result of a training whose processes have ended; OutputError if its files lie on another host."""
     log = begun.folder / LOG
     try:
-        written = log.read_bytes()
+        written = read_small(log, most_bytes=1 << 30)
     except FileNotFoundError as error:
         raise OutputError(
             f"the training is over, and its log is not {log}: the first host has another {begun.folder}",
@@ -148,7 +149,7 @@ def result_of(plan: TrainingPlan, begun: LockedFolder) -> TrainingResult:
 
 def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
     """(number of ranks with a record, sorted shards and members that could not be read)."""
-    files = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("rank-*.txt")]
+    files = [read_small(path).decode(errors="replace") for path in folder.glob("rank-*.txt")]
     unreadable = {
         (shard, member) for text in files for line in text.splitlines() for shard, _, member in [line.partition("\t")]
     }
@@ -159,7 +160,8 @@ def _inexact(plan: TrainingPlan, folder: Path, epoch: int) -> str:
     """Reason why an epoch did not have each sample once, by the recorded keys; "" if it did."""
     counts: Counter[str] = Counter()
     for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
-        counts.update(path.read_text(encoding="utf-8").splitlines())
+        with open_regular(path) as file:
+            counts.update(line.decode().rstrip("\n") for line in file)
     again = [line for line, times in counts.items() if times > 1]
     missing = plan.samples - len(counts)
     if not missing and not again:

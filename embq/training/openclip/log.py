@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ from unittest import mock
 
 from embq.core.errors import InputError
 from embq.core.service.progress_line import PLAIN_EVERY_S, ProgressLine, duration
+from embq.core.storage.beneath import open_regular
 
 MARK = "Train Epoch: "
 """Part of every line of an iteration, also of an incomplete one."""
@@ -105,7 +107,7 @@ class OpenClipLog:
 def read(path: Path) -> OpenClipLog:
     """Read a log. InputError if the file cannot be read; a log without any iteration is a log."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with open_regular(path) as file, TextIOWrapper(file, encoding="utf-8", errors="replace") as lines:
             return parse(path, lines)
     except OSError as error:
         raise InputError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import ConfigError, ModelError
+from embq.core.storage.beneath import read_small
 from embq.worker.embedders.model_files import OPEN_CLIP_WEIGHTS, SMALL_FILES, check_settings, towers_of_hub
 
 CONFIG = "open_clip_config.json"
@@ -105,7 +106,7 @@ def _of_folder(folder: Path) -> InitialModel:
     folder = folder.expanduser()
     check_settings(folder, f"--model {folder}", "open_clip")
     try:
-        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        described = json.loads(read_small(folder / CONFIG))
         vision: Mapping[str, Any] = described["model_cfg"]["vision_cfg"]
     except OSError as error:
         raise ModelError(

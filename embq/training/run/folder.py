@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import OutputError, TryLaterError
+from embq.core.storage.beneath import read_small
 from embq.core.storage.durable import drop, output_error, overwrite, publish, try_lock
 
 if TYPE_CHECKING:
@@ -56,14 +57,14 @@ class RunFolder:
         if self.root.exists() and not self.root.is_dir():
             raise OutputError(f"{self.root} is a file", next_step="name a folder for --output")
         try:
-            content = json.loads(self.record.read_text(encoding="utf-8"))
+            content = json.loads(read_small(self.record).decode())
         except FileNotFoundError:
             if self.root.is_dir() and any(not path.name.startswith(".") for path in self.root.iterdir()):
                 raise OutputError(
                     f"--output {self.root} holds files, and no training", next_step="name a folder that is new or empty"
                 ) from None
             return None
-        except ValueError:
+        except (OSError, ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
             raise OutputError(f"{self.record} is not what embq wrote", next_step="name a folder that is new or empty")

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from embq.core.storage.beneath import SMALL_BYTES, open_regular
 from embq.core.storage.durable import overwrite
 from embq.training.run.folder import writing
 
@@ -62,8 +63,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a journal; none if there is no file."""
     if not path.exists():
         return
-    with open(path, "rb") as file:
-        for line in file:
+    with writing(path), open_regular(path) as file:
+        while line := file.readline(SMALL_BYTES):
             if line.endswith(b"\n"):
                 with suppress(ValueError):  # zeros after a crash of the machine, or a line that a full disk cut
                     yield json.loads(line)

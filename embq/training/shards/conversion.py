@@ -13,6 +13,7 @@ from typing import Any
 
 from embq.core.errors import EmbqError, InputError, OutputError
 from embq.core.service.progress_line import size_text
+from embq.core.storage.beneath import read_small
 from embq.core.storage.durable import output_error, overwrite
 from embq.training.run.folder import exclusive
 from embq.training.run.scratch import scratch
@@ -79,10 +80,10 @@ def require_same(plan: ConversionPlan, record: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_small(path))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise InputError(f"{path}: is not what embq wrote", next_step="remove it with the shards that belong to it")

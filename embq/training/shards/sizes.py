@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from embq.core.errors import InputError, SourceError
+from embq.core.storage.beneath import read_small
 from embq.core.storage.paths import is_url
 from embq.sources.access.files import join, source_errors
 from embq.sources.access.ranged_reads import fetch_all
@@ -56,8 +58,8 @@ def _read(folder: str, name: str) -> Any:
             if isinstance(data, SourceError):
                 raise data
         else:
-            with source_errors(path), open(path, "rb") as file:
-                data = file.read()
+            with source_errors(path):
+                data = read_small(Path(path))
         return json.loads(data)
     except SourceError as error:
         # Stores that let nobody list say of what is not there that it may not be read.

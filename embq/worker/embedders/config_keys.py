@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import ModelError
+from embq.core.storage.beneath import read_small
 
 MOST_BYTES = 16 << 20
 """Largest configuration that is read; large ones have the names of 21,000 classes, or some thousand added tokens."""
@@ -214,13 +215,7 @@ class ModelFiles:
         """
         path = self.folder / name
         try:
-            if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
-                raise ValueError("it is no regular file")
-            with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
-            if len(data) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
-            content = json.loads(data.decode("utf-8"))
+            content = json.loads(read_small(path, most_bytes=MOST_BYTES).decode("utf-8"))
             if _is_deep(content):
                 raise ValueError("too many levels")
             return content

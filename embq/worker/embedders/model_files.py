@@ -17,6 +17,7 @@ from typing import Any
 
 from embq.core.errors import ModelError
 from embq.core.run.layout import INPUTS
+from embq.core.storage.beneath import open_regular
 from embq.worker.embedders import config_keys
 from embq.worker.embedders.config_keys import ModelFiles, shown
 
@@ -132,7 +133,7 @@ def weights_header(path: Path) -> tuple[dict[str, Any], int]:
     The format: 8 bytes with the length of the header, little-endian; the header, JSON; the numbers. Raises OSError,
     ValueError or RecursionError if it is no such file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MOST_HEADER_BYTES, path.stat().st_size - 8):
             raise ValueError(f"it is no safetensors file with a header of at most {MOST_HEADER_BYTES >> 20} MiB")
@@ -274,7 +275,7 @@ def _check_network(files: ModelFiles) -> None:
 def _front_matter(readme: Path) -> str:
     """The lines between `---` at the beginning of a model card: its tags."""
     try:
-        with readme.open("rb") as file:
+        with open_regular(readme) as file:
             head, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
     except (OSError, ValueError):  # there is no card, or it has no such lines
         return ""

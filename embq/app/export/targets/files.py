@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +17,12 @@ import pyarrow.parquet as pq
 from embq.app.export.targets.target import RUN, TargetRows, other_form, run_in
 from embq.core.errors import TryLaterError
 from embq.core.formats.base import vectors
+from embq.core.storage import beneath
 from embq.core.storage.durable import fsync_file, fsync_folder, try_lock, write_new
 
-ACCOUNT = "embq.json"
-"""File beside the tables with the run and the columns."""
+ACCOUNT, METADATA = "embq.json", "metadata.tsv"
+"""File beside the tables with the run and the columns; file with a line for each row."""
+ACCOUNT_BYTES = 16 << 20
 
 
 class _Folder:
@@ -58,12 +62,13 @@ class HuggingFace(_Folder):
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
         self._occupy(rows)
-        (self._folder / "data").mkdir(exist_ok=True)
+        with beneath.folder(self._folder, "data", make=True):  # OutsideError if it is a link
+            pass
         for path in (self._folder / "data").glob("*.unfinished"):
             path.unlink()
         runs = set()
         for path in self._files():
-            schema = pq.read_schema(path)
+            schema = pq.read_schema(beneath.require_regular(path))
             if not schema.remove_metadata().equals(rows.schema):
                 raise other_form(self.name, ", ".join(schema.names), ", ".join(rows.schema.names))
             runs.add(run_in(schema))
@@ -114,71 +119,73 @@ class Tsv(_Folder):
         if not account.exists():
             text = json.dumps({"run": rows.run, "columns": rows.schema.names}).encode() + b"\n"
             write_new(account, text, temporary=self._folder / f"_{ACCOUNT}")
-        form = json.loads(account.read_bytes())
+        try:
+            form = json.loads(beneath.read_bytes(self._folder, ACCOUNT, most_bytes=ACCOUNT_BYTES))
+        except RecursionError:
+            form = None
         columns = form.get("columns") if isinstance(form, dict) else None
         if columns != rows.schema.names:
             raise other_form(self.name, f"the columns {columns}", ", ".join(rows.schema.names))
-        for path in (self._metadata, *self._vectors.values()):
-            path.touch()
-        if not _count_lines(self._metadata):
+        if not self._count_lines(METADATA):
             header = "\t".join(["id", *(_cell(field.name) for field in rows.payload_fields)])
-            self._metadata.write_text(f"{header}\n", encoding="utf-8")
-        complete = min(_count_lines(self._metadata) - 1, *map(_count_lines, self._vectors.values()))
-        _cut(self._metadata, complete + 1)
-        for path in self._vectors.values():
-            _cut(path, complete)
+            with self._appending(METADATA) as file:
+                file.write(f"{header}\n".encode())
+        complete = min(self._count_lines(METADATA) - 1, *map(self._count_lines, self._vectors.values()))
+        self._cut(METADATA, complete + 1)
+        for name in self._vectors.values():
+            self._cut(name, complete)
         return str(form.get("run"))
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""
-        with self._metadata.open("rb") as file:
+        with beneath.reader(self._folder, METADATA) as file:
             file.readline()
             while lines := file.readlines(1 << 20):
                 yield np.array([int(line.partition(b"\t")[0]) for line in lines], np.int64)
 
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
-        for name, path in self._vectors.items():
-            block = vectors(table, name).astype(np.float32)
+        for column, name in self._vectors.items():
+            block = vectors(table, column).astype(np.float32)
             columns = pa.table({str(number): block[:, number] for number in range(block.shape[1])})
             options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-            with path.open("ab") as file:
+            with self._appending(name) as file:
                 pyarrow.csv.write_csv(columns, file, options)
-            fsync_file(path)
         rows = table.select(["id", *(field.name for field in self._rows.payload_fields)])
-        with self._metadata.open("a", encoding="utf-8") as file:
+        with self._appending(METADATA) as file:
             for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                file.write("\t".join(map(_cell, row)) + "\n")
-        fsync_file(self._metadata)
+                file.write(("\t".join(map(_cell, row)) + "\n").encode())
 
     def finish(self) -> None:
         """All is written."""
 
     @property
-    def _metadata(self) -> Path:
-        return self._folder / "metadata.tsv"
-
-    @property
-    def _vectors(self) -> dict[str, Path]:
-        """Column of vectors -> its file."""
+    def _vectors(self) -> dict[str, str]:
+        """Column of vectors -> name of its file."""
         names = list(self._rows.dims)
-        return {name: self._folder / ("vectors.tsv" if len(names) == 1 else f"{name}.tsv") for name in names}
+        return {name: "vectors.tsv" if len(names) == 1 else f"{name}.tsv" for name in names}
+
+    @contextmanager
+    def _appending(self, name: str) -> Iterator[IO[bytes]]:
+        """A file of the folder to append to, created if it is missing; durable at the end of the block."""
+        with open(beneath.open_file(self._folder, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), "ab") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _count_lines(self, name: str) -> int:
+        with open(beneath.open_file(self._folder, name, os.O_RDONLY | os.O_CREAT, 0o666), "rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+    def _cut(self, name: str, lines: int) -> None:
+        """Truncate a file after this many lines."""
+        with open(beneath.open_file(self._folder, name, os.O_RDWR), "rb+") as file:
+            for _ in range(lines):
+                file.readline()
+            file.truncate(file.tell())
 
 
 def _cell(value: object) -> str:
     """A value on one line: white space and control characters become spaces."""
     text = "" if value is None else str(value)
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def _cut(path: Path, lines: int) -> None:
-    """Truncate a file after this many lines."""
-    with path.open("rb+") as file:
-        for _ in range(lines):
-            file.readline()
-        file.truncate(file.tell())

@@ -23,6 +23,7 @@ import numpy as np
 from embq.core.errors import ModelError, OutputError, SampleError
 from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig, ModelSpec, QueryConfig, VectorOutput
 from embq.core.settings import cache_folder
+from embq.core.storage.beneath import read_small
 from embq.core.storage.durable import overwrite
 from embq.core.units import Sample, content_hash
 from embq.worker.embedders.lookup import named_folder
@@ -224,7 +225,7 @@ def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         if path.is_file():
             status = path.stat()
-            content = path.read_text("latin-1") if path.suffix in READ_WHOLE else ""
+            content = read_small(path).decode("latin-1") if path.suffix in READ_WHOLE else ""
             files.append([str(path.relative_to(folder)), status.st_size, status.st_mtime_ns, status.st_ino, content])
     specs = [[pair for pair in own.params if pair[0] not in NOT_COUNTED] for own in (ModelSpec.parse(rows.spec), spec)]
     described = {name: value for name, value in rows.describe().items() if name != "spec"}

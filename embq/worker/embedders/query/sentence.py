@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from embq.core.errors import SampleError
 from embq.core.models import ModelSpec
+from embq.core.storage.beneath import read_small, require_regular
 from embq.core.units import Sample
 from embq.worker.embedders.model_files import weights_header
 from embq.worker.embedders.sample_fields import no_panic, text_of
@@ -202,10 +203,10 @@ def _pooled(states: np.ndarray, mode: str) -> np.ndarray:
 
 def _tokenizer(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(require_regular(path)))
     except Exception as error:  # tokenizers raises no type of its own
         raise ValueError(f"{path.name}: {error}") from error
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    return json.loads(read_small(path))
