@@ -26,6 +26,7 @@ from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, 
 from embq.core.formats.parquet import LARGE_BYTES
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commits import CommittedFile
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.durable import begin_sync, file_sha256, reserve, trim
 
 VALID, NUL = "valid", "nul"
@@ -76,7 +77,7 @@ def read_rows(dataset: Any, start: int, stop: int) -> np.ndarray:
     """Rows of a dataset; ValueError if their texts have more bytes than the file: many rows then share one."""
     if dataset.dtype.kind != "O":
         return np.asarray(dataset[start:stop])
-    most = LARGE_BYTES if dataset.is_virtual else dataset.file.id.get_filesize()  # of another file's texts
+    most = dataset.file.id.get_filesize()
     # Lengths show only when texts are read, and no text is longer than the file.
     at_once = max(TEXT_ROWS, LARGE_BYTES // 16 // most)
     pieces, text_bytes = [], 0
@@ -88,12 +89,48 @@ def read_rows(dataset: Any, start: int, stop: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def opened(path: Path) -> Any:
+    """An open HDF5 file; OSError if it cannot be read, or is no regular file."""
+    return h5py_module().File(require_regular(path), "r")
+
+
+def linked_dataset(file: Any, path: str) -> Any:
+    """The dataset at a path, not through a soft or external link, which may lead to another file; None if there is
+    none."""
+    h5py, node = h5py_module(), file
+    for part in path.strip("/").split("/"):
+        if not isinstance(node, h5py.Group) or not isinstance(node.get(part, getlink=True), h5py.HardLink):
+            return None
+        node = node[part]
+    return node if isinstance(node, h5py.Dataset) else None
+
+
+def own_dataset(file: Any, path: str) -> Any:
+    """A dataset; ValueError if there is none, it is in another file by a link or its storage, or a row of it takes
+    `LARGE_BYTES`."""
+    dataset = linked_dataset(file, path)
+    if dataset is None:
+        raise ValueError(f"{path} is no dataset of the file itself")
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{path} is stored in another file")
+    # A chunk is unpacked as a whole, and rows that were never written still take their room.
+    at_once = max(READ_ROWS if dataset.ndim == 1 else math.prod(dataset.shape[1:]), math.prod(dataset.chunks or ()))
+    if dataset.dtype.itemsize * at_once > LARGE_BYTES:
+        raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes to read a row")
+    return dataset
+
+
+def rows_at_once(dataset: Any) -> int:
+    """Rows of a dataset of vectors to read at a time."""
+    return min(READ_ROWS, max(1, LARGE_BYTES // max(1, dataset.dtype.itemsize * dataset.shape[1])))
+
+
 class Hdf5Part:
     """See `embq.core.formats.base.PartFile`; tables have at most `READ_ROWS` rows."""
 
     def __init__(self, path: Path) -> None:
         self._h5py = h5py_module()
-        self._file = self._h5py.File(path, "r")
+        self._file = opened(path)
         try:
             self._columns = {column.name: column for column in columns_of(self._file)}
             lengths = {len(self._dataset(column.path)) for column in self._columns.values()}
@@ -112,19 +149,7 @@ class Hdf5Part:
             raise
 
     def _dataset(self, path: str) -> Any:
-        """A dataset; ValueError if it is in another file, by a link or its storage, or a row takes `LARGE_BYTES`."""
-        node = self._file
-        for part in path.split("/"):
-            if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
-                raise ValueError(f"{path} is no dataset of the file itself")
-            node = node[part]
-        if node.is_virtual or node.external:
-            raise ValueError(f"{path} is stored in another file")
-        # A chunk is unpacked as a whole, and rows that were never written still take their room.
-        at_once = max(READ_ROWS if node.ndim == 1 else math.prod(node.shape[1:]), math.prod(node.chunks or ()))
-        if node.dtype.itemsize * at_once > LARGE_BYTES:
-            raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes to read a row")
-        return node
+        return own_dataset(self._file, path)
 
     def _field(self, column: H5Column) -> pa.Field:
         dataset = self._dataset(column.path)
@@ -138,7 +163,7 @@ class Hdf5Part:
 
     def _nul_of(self, column: H5Column) -> np.ndarray | None:
         path = f"{NUL}/{column.path}"
-        if path not in self._file:
+        if linked_dataset(self._file, path) is None:
             return None
         if (dataset := self._dataset(path)).nbytes > LARGE_BYTES:
             raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes")
@@ -149,8 +174,7 @@ class Hdf5Part:
         schema = pa.schema([self.schema.field(name) for name in columns], self.schema.metadata)
         end = self.rows if stop is None else min(stop, self.rows)
         vectors = [array for array in (self._dataset(self._columns[name].path) for name in columns) if array.ndim == 2]
-        widest = max((array.dtype.itemsize * array.shape[1] for array in vectors), default=1)
-        at_once = min(READ_ROWS, max(1, LARGE_BYTES // max(1, widest)))
+        at_once = min(map(rows_at_once, vectors), default=READ_ROWS)
         for first in range(start, end, at_once):
             last = min(first + at_once, end)
             yield pa.Table.from_arrays([self._read(field, first, last) for field in schema], schema=schema)
@@ -162,7 +186,7 @@ class Hdf5Part:
             flat = pa.array(values.reshape(-1), field.type.value_type)
             return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
         valid_path = f"{VALID}/{column.path}"
-        null = ~self._dataset(valid_path)[start:stop] if valid_path in self._file else None
+        null = None if linked_dataset(self._file, valid_path) is None else ~self._dataset(valid_path)[start:stop]
         if not pa.types.is_string(field.type):
             return pa.array(values, field.type, mask=null)
         strings = pa.array(values, pa.binary(), mask=null).cast(pa.string())

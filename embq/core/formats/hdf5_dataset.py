@@ -15,7 +15,7 @@ import numpy as np
 
 from embq.core.errors import OutputError
 from embq.core.formats.base import FORMAT_ERRORS
-from embq.core.formats.hdf5 import LIBVER, NUL, VALID, columns_of, h5py_module
+from embq.core.formats.hdf5 import LIBVER, NUL, VALID, columns_of, h5py_module, linked_dataset, opened, own_dataset
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.storage.durable import drop, output_error, publish, reserve, trim
@@ -57,19 +57,19 @@ def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
 def _rows_of(path: Path) -> int:
     """Rows of a joined file; -1 if there is none that can be read."""
     if path.exists():
-        with suppress(*FORMAT_ERRORS), h5py_module().File(path, "r") as file:
+        with suppress(*FORMAT_ERRORS), opened(path) as file:
             return int(file.attrs[ROWS])
     return -1
 
 
 def _write_joined(root: Path, files: list[CommittedFile], temporary: Path) -> None:
     h5py = h5py_module()
-    with h5py.File(root / files[0].path, "r") as first:
+    with opened(files[0].place(root)) as first:
         views = _Views(first, sum(file.rows for file in files))
         notes = {**first.attrs, ROWS: views.rows}
     start = 0
     for file in files:
-        with h5py.File(root / file.path, "r") as part:
+        with opened(file.place(root)) as part:
             views.add(part, file, start)
         start += file.rows
     with h5py.File(temporary, "w", libver=LIBVER) as joined:
@@ -92,20 +92,19 @@ class _Views:
         self._columns = columns_of(first)
         self._layouts: dict[str, Any] = {}
         for column in self._columns:
-            source = first[column.path]
+            source = own_dataset(first, column.path)
             self._layouts[column.path] = self._h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype)
         self._nul: dict[str, list[np.ndarray]] = {}
 
     def add(self, part: Any, file: CommittedFile, start: int) -> None:
         """Show a part's rows from row `start` on."""
-        has_nulls, has_nul = VALID in part, NUL in part
         for column in self._columns:
             self._show(column.path, file, start)
-            if has_nulls and (path := f"{VALID}/{column.path}") in part:
-                self._layouts.setdefault(path, self._h5py.VirtualLayout((self.rows,), part[path].dtype))
+            if (valid := linked_dataset(part, path := f"{VALID}/{column.path}")) is not None:
+                self._layouts.setdefault(path, self._h5py.VirtualLayout((self.rows,), valid.dtype))
                 self._show(path, file, start)
-            if has_nul and (path := f"{NUL}/{column.path}") in part:
-                self._nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
+            if linked_dataset(part, path := f"{NUL}/{column.path}") is not None:
+                self._nul.setdefault(path, []).append(own_dataset(part, path)[:] + np.array([start, 0]))
 
     def _show(self, path: str, file: CommittedFile, start: int) -> None:
         layout = self._layouts[path]

@@ -109,7 +109,7 @@ class Part:
         if absent := [name for name in names if name not in self.schema.names]:
             raise KeyError(f"no column {', '.join(absent)}")
         read = [self.schema.field(name) for name in names]
-        if odd := [f"{field.name} ({field.type})" for field in read if not _is_plain(field.type)]:
+        if odd := [f"{field.name} ({field.type})" for field in read if not is_plain(field.type)]:
             raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
         file_columns = [[name for name in names if name in opened.schema.names] for _, opened in self._files]
         (_, first), *other_files = self._files
@@ -133,7 +133,7 @@ class Part:
             yield pa.Table.from_arrays([merged[name] for name in names], schema=schema)
 
 
-def _is_plain(type_: pa.DataType) -> bool:
+def is_plain(type_: pa.DataType) -> bool:
     """Whether each row of a column has bytes of its own: not of views, dictionaries, runs and nulls."""
     if pa.types.is_fixed_size_list(type_):
         type_ = type_.value_type

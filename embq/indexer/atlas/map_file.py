@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 
 from embq.core import wire
 from embq.core.errors import InputError, MalformedError, command_line
+from embq.core.formats.part import is_plain
+from embq.core.storage.beneath import require_regular
 from embq.core.storage.durable import drop, publish
 from embq.indexer.atlas.labels import CAPTIONS, labels
 from embq.indexer.atlas.projection import clusters, plane, reduce
@@ -44,6 +46,12 @@ MOST_ROWS = 2_000_000
 
 MOST_TEXT = 300
 """Characters of a caption, and of each other text."""
+
+MOST_VALUE_BYTES = 4 * MOST_TEXT + 16
+"""Limit of a value: a text in UTF-8, with what the format adds."""
+
+PAGE_BYTES = 1 << 20
+"""What the format may add to a column of few rows."""
 
 NOTE_BYTES = 1 << 20
 
@@ -123,13 +131,14 @@ def map_path(index: Path) -> Path:
 def read_info(path: Path) -> MapInfo:
     """Origin and summary of a map. Raises InputError `no_map` if there is none, `bad_map` if it is damaged."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(require_regular(path)) as file:
             data = (file.schema_arrow.metadata or {}).get(NOTE, b"")
             info = wire.read(MapInfo, data, what="metadata of the map", most_bytes=NOTE_BYTES)
             if info.schema != SCHEMA or tuple(file.schema_arrow.names[: len(OWN)]) != OWN:
                 raise ValueError("it is of another version of embq")
             if file.metadata.num_rows != info.rows:
                 raise ValueError(f"it has {file.metadata.num_rows:,} rows and not {info.rows:,}")
+            _refuse_large(file)
     except FileNotFoundError as error:
         raise InputError(
             f"there is no map {path}", next_step=command_line("atlas", path.parent), code="no_map"
@@ -139,10 +148,36 @@ def read_info(path: Path) -> MapInfo:
     return info
 
 
+def _refuse_large(file: pq.ParquetFile) -> None:
+    """ValueError if a file has other columns than a map, or such that take more memory than those of a map can."""
+    rows = file.metadata.num_rows
+    if rows > MOST_ROWS:
+        raise ValueError(f"it has {rows:,} rows, a map has at most {MOST_ROWS:,}")
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_floating, pa.types.is_integer)
+    for number, field in enumerate(file.schema_arrow):
+        is_kind = kinds[number] if number < len(kinds) else is_plain
+        if not is_kind(field.type):
+            raise ValueError(f"its column {field.name} is of type {field.type}")
+    for group in map(file.metadata.row_group, range(file.num_row_groups)):
+        most = MOST_VALUE_BYTES * group.num_rows + PAGE_BYTES
+        for column in map(group.column, range(group.num_columns)):
+            if column.total_uncompressed_size > most or "DELTA" in " ".join(column.encodings):
+                raise ValueError(f"its column {column.path_in_schema} is not one of a map")
+
+
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Some columns of a map; InputError `bad_map` if they cannot be read."""
+    """Some columns of a map, texts as dictionaries; InputError `bad_map` if they cannot be read.
+
+    A text that many rows share is in memory once.
+    """
     try:
-        return pq.read_table(path, columns=list(columns), memory_map=True)
+        with pq.ParquetFile(require_regular(path), memory_map=True, read_dictionary=columns) as file:
+            table = file.read(list(columns))
+        for chunk in (chunk for column in table.columns for chunk in column.chunks):
+            is_text = pa.types.is_dictionary(chunk.type)
+            if is_text and (pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0) > MOST_VALUE_BYTES:
+                raise ValueError(f"it has texts of more than {MOST_TEXT} characters")
+        return table
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _damaged(path, error) from error
 
@@ -237,20 +272,23 @@ def _texts(identity: Identity, ids: np.ndarray, cluster: np.ndarray, seed: int) 
         fields = [name for name in fields if name != "unit_id"]
         for row, number in zip(table.to_pylist(), cluster[start:].tolist(), strict=False):
             if row["caption"]:
-                captions[number].append(row["caption"][:MOST_TEXT])
+                captions[number].append(row["caption"])
             elif fields:
-                metadata_texts[number].append(" ".join(str(row[name] or "")[:MOST_TEXT] for name in fields))
+                metadata_texts[number].append(" ".join(row[name] or "" for name in fields))
     return captions if any(captions) else metadata_texts
 
 
 def _rows(identity: Identity, ids: np.ndarray) -> Iterator[tuple[pa.Table, int]]:
-    """(rows with some of the ids, position of the first) in the order of the ids, which are ascending."""
+    """(rows with some of the ids, position of the first) in the order of the ids, which are ascending; texts are cut
+    to `MOST_TEXT`."""
     start = first = 0
     for table in identity.tables():
         stop = int(np.searchsorted(ids, table["id"][table.num_rows - 1].as_py(), side="right"))
         if stop > start:
             first = table["id"][0].as_py()
-            yield table.take(pa.array(ids[start:stop] - first)), start
+            places = pa.array(ids[start:stop] - first)
+            # Column by column: texts that are cut are small, whatever they were.
+            yield pa.table({name: _cut(table[name].take(places)) for name in table.column_names}), start
         start = stop
 
 
@@ -272,8 +310,8 @@ def _write(
                 "y": pa.array(at[here, 1]),
                 "cluster": pa.array(cluster[here]),
                 "label": names.take(pa.array(cluster[here])),
-                **{name: _cut(table[name]) for name in OWN[5:]},
-                **{renamed[name]: _cut(table[name]) for name in renamed},
+                **{name: table[name] for name in OWN[5:]},
+                **{renamed[name]: table[name] for name in renamed},
             }
             block = pa.table(columns).replace_schema_metadata(note)
             if writer is None:

@@ -95,6 +95,9 @@ def same_shape(previous: Shape | None, this: Shape) -> Shape:
     )
 
 
+NOTES = ("embq.fingerprint", "embq.model")
+
+
 def noted(notes: Mapping[Any, Any]) -> dict[str, str]:
     """The fingerprint and the model of a `Shape`, from the metadata of an exported file."""
     texts = {_text(name): _text(value) for name, value in notes.items()}

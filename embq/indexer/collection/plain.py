@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embq.core.errors import InputError
 from embq.indexer.collection import hdf5, npy, parquet
 from embq.indexer.collection.columns import Columns, find_columns, identity, without_columns
 from embq.indexer.collection.listing import Listing, Shape, Summary, all_below, file_ref, files_below, same_shape
@@ -90,6 +91,12 @@ def describe_files(
         column = summary.column
         # A file that joins those of an export shows the rows of others.
         shows = summary.shown and summary.shown <= set(files) - {path}
+        if summary.shown and not shows:
+            raise InputError(
+                f"{path} shows the rows of other files, which are not among these",
+                next_step="name the folder with the files that hold the vectors",
+                code="not_vectors",
+            )
         listing.add(0 if shows else summary.rows, file_ref(folder, path, kind="vectors" if kind == "npy" else "rows"))
         if summary.shape is not None and not shows:
             shape = same_shape(shape, summary.shape)

@@ -16,14 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embq.core.errors import InputError
-from embq.core.formats.part import Cursor
+from embq.core.formats.part import Cursor, is_plain
 from embq.core.rows.arrow_messages import listed_blocks, refuse_compressed
-from embq.indexer.collection.parts import IDENTITY
+from embq.indexer.collection.parts import IDENTITY, NAMES
 from embq.indexer.index_files.files import disk_error
 
 BATCH_ROWS = 65_536
 """Rows of a batch. A constant of the format: a row is found by it."""
 
+
+MOST_NAME_BYTES = 1 << 16
+"""Limit of a text that many rows share: the path or URL of an input has at most 8,192 characters."""
+
+MOST_TEXT_BYTES = 1 << 28
+"""Limit of the shared texts of the rows that are given at once, each with its own copy."""
 
 SAMPLED_BATCHES = 500
 """Batches from which a sample is taken: each is a seek in its file."""
@@ -92,12 +98,17 @@ class _File:
             self._reader = pa.ipc.open_file(self._file)
             self.schema: pa.Schema = self._reader.schema
             self.batches = self._reader.num_record_batches
+            if odd := [field.name for field in self.schema if field.type != NAMES and not is_plain(field.type)]:
+                raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
         except (OSError, ValueError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         if self.batches != -(-rows // BATCH_ROWS):
             raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
+        if 8 * rows > self._file.size():  # without their ids; batches that share their bytes would be of any number
+            raise _damaged(path, f"it has {self._file.size():,} bytes, too few for {rows:,} rows")
         self._open: dict[int, pa.RecordBatch] = {}
         self._validated: set[tuple[int, str]] = set()
+        self._names: dict[str, int] = {}
 
     def batch(self, number: int) -> pa.RecordBatch:
         """A batch; InputError if it cannot be read."""
@@ -106,6 +117,9 @@ class _File:
                 refuse_compressed(self._file, [self._blocks[number]])
                 batch = self._reader.get_batch(number)
                 batch.validate()
+                for column, field in zip(batch.columns, self.schema, strict=True):
+                    if field.type == NAMES and self._names.get(field.name) != len(column.dictionary):
+                        self._names[field.name] = _checked_names(column.dictionary)
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise _damaged(self.path, error) from error
             if batch.num_rows != min(BATCH_ROWS, self.rows - number * BATCH_ROWS):
@@ -123,6 +137,14 @@ class _File:
                 raise _damaged(self.path, error) from error
             self._validated.add((number, name))
         return column
+
+
+def _checked_names(dictionary: pa.Array) -> int:
+    """The number of texts of a dictionary; ValueError or ArrowException if they cannot be read or one is too long."""
+    dictionary.validate(full=True)
+    if (longest := pc.max(pc.binary_length(dictionary)).as_py() or 0) > MOST_NAME_BYTES:
+        raise ValueError(f"a text of {longest:,} bytes is shared by rows, at most {MOST_NAME_BYTES:,} are read")
+    return len(dictionary)
 
 
 class Identity:
@@ -162,9 +184,15 @@ class Identity:
         for row in np.asarray(ids).ravel().tolist():
             if row < 0:
                 continue
-            batch, at = self._find(row)
+            file, batch, at = self._find(row)
             for number, name in enumerate(names):
-                slices[number].append(batch.column(name).slice(at, 1))
+                piece = batch.column(name).slice(at, 1)
+                if not pa.types.is_dictionary(piece.type):
+                    try:
+                        piece.validate(full=True)
+                    except pa.ArrowException as error:
+                        raise _damaged(file.path, error) from error
+                slices[number].append(piece)
         return pa.Table.from_arrays(
             [_joined(pieces, column.type) for pieces, column in zip(slices, schema, strict=True)], schema=schema
         )
@@ -176,15 +204,22 @@ class Identity:
         for file in self._files:
             for number in range(file.batches):
                 batch = file.batch(number)
-                for at in np.flatnonzero(pc.is_in(batch.column("key"), key_array).to_numpy(zero_copy_only=False)):
+                for at in np.flatnonzero(
+                    pc.is_in(file.column(number, "key"), key_array).to_numpy(zero_copy_only=False)
+                ):
                     by_key[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
         return by_key
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows in the order of their ids, `BATCH_ROWS` or fewer at a time."""
+        """All rows in the order of their ids, `BATCH_ROWS` or fewer at a time.
+
+        Raises InputError `index_damaged` as `scan`.
+        """
         for file in self._files:
             for number in range(file.batches):
-                yield pa.Table.from_batches([file.batch(number)]).cast(self.schema)
+                table = pa.table({name: file.column(number, name) for name in file.schema.names})
+                for piece in _pieces(table):
+                    yield piece.cast(self.schema)
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
         """(id of the first row, the columns) of each batch, in the order of ids; nothing is copied.
@@ -212,13 +247,27 @@ class Identity:
                 raise _damaged(file.path, error) from error
             yield file.first_id + number * BATCH_ROWS, piece
 
-    def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
+    def _find(self, row: int) -> tuple[_File, pa.RecordBatch, int]:
         number = bisect_right(self._firsts, row) - 1
         file = self._files[number] if number >= 0 else None
         if file is None or row >= file.first_id + file.rows:
             raise InputError(f"there is no row with id {row}", next_step="ids begin with 0", code="no_such_id")
         batch, at = divmod(row - file.first_id, BATCH_ROWS)
-        return file.batch(batch), at
+        return file, file.batch(batch), at
+
+
+def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+    """Slices of a table, with at most `MOST_TEXT_BYTES` of shared texts if each row has its own copy."""
+    shared = [column.chunk(0) for column in table.columns if pa.types.is_dictionary(column.type)]
+    lengths = [pc.binary_length(column.dictionary).take(column.indices).fill_null(0) for column in shared]
+    own_bytes = (length.to_numpy(zero_copy_only=False).astype(np.int64) for length in lengths)
+    ends = np.cumsum(sum(own_bytes, np.zeros(table.num_rows, np.int64)))
+    start = 0
+    while start < table.num_rows:
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + MOST_TEXT_BYTES, side="right")))
+        yield table.slice(start, stop - start)
+        start = stop
 
 
 def _joined(pieces: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:

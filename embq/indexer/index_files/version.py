@@ -25,7 +25,7 @@ from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, refuse_unnameable
 from embq.indexer.collection.opening import Collection
-from embq.indexer.index_files.files import File, asking, from_json, read_json, read_small, to_json
+from embq.indexer.index_files.files import File, asking, damaged, from_json, read_json, read_small, to_json
 from embq.indexer.plan.index_plan import IndexPlan
 
 SCHEMA = 1
@@ -177,7 +177,14 @@ def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
             next_step="use the embq version that made the index, or build it again",
             code="index_damaged",
         )
-    return from_json(Version, {**data, "index": str(index)}, where)
+    version = from_json(Version, {**data, "index": str(index)}, where)
+    ends = [0, *(file.first_id + file.rows for file in version.identity)]
+    identity_follows = [file.first_id for file in version.identity] == ends[:-1] and version.next_id == ends[-1]
+    rows_fit = all(file.bytes == 2 * version.plan.dim * file.rows for file in version.rows)
+    deleted_bytes = 0 if version.deleted_file is None else version.deleted_file.bytes
+    if not identity_follows or not rows_fit or deleted_bytes > -(-version.next_id // 8):
+        raise damaged(f"{where} does not describe the rows of an index")
+    return version
 
 
 def find_current(index: Place) -> Version | None:

@@ -183,15 +183,33 @@ def _colours(values: pa.ChunkedArray) -> Colours:
         values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, type_))
     if (pa.types.is_floating(type_) or pa.types.is_integer(type_)) and pc.count_distinct(values).as_py() > FEW:
         return _ranges(values)
-    counted = pc.value_counts(values.drop_null()).to_pylist()
-    ranked = sorted(counted, key=lambda entry: (-entry["counts"], str(entry["values"])))
-    shown = ranked[: MOST_ENTRIES - 1] if len(ranked) > MOST_ENTRIES else ranked
-    other_rows = len(values) - values.null_count - sum(entry["counts"] for entry in shown)
-    entries = [(str(entry["values"])[:MOST_NAME], int(entry["counts"])) for entry in shown]
-    places = pc.index_in(values, pa.array([entry["values"] for entry in shown], type_))
-    codes = pc.fill_null(places, len(shown)).to_numpy().astype(np.uint8)
-    codes[values.is_null().to_numpy()] = NONE
-    return Colours(kind="category", entries=[*entries, *([("other", other_rows)] if other_rows else [])], codes=codes)
+    values = (values if pa.types.is_dictionary(type_) else values.dictionary_encode()).unify_dictionaries()
+    names = values.chunk(0).dictionary if values.num_chunks else pa.array([], pa.string())
+    if not pa.types.is_string(names.type):  # of few numbers, or of truth values
+        names = pa.array(map(str, names.to_pylist()), pa.string())
+    # By their numbers in the dictionary: a text that many rows share is not copied for each.
+    numbers = np.concatenate([np.empty(0, np.int64), *(_numbers(chunk) for chunk in values.chunks)])
+    counts = np.bincount(numbers + 1, minlength=len(names) + 1)[1:]
+    ranked = np.flatnonzero(counts)
+    if len(ranked):
+        table = pa.table({"rows": counts[ranked], "name": names.take(pa.array(ranked))})
+        most = len(ranked) if len(ranked) <= MOST_ENTRIES else MOST_ENTRIES - 1
+        keys = [("rows", "descending"), ("name", "ascending")]
+        ranked = ranked[pc.select_k_unstable(table, most, sort_keys=keys).to_numpy()]
+    codes = np.full(len(names) + 1, len(ranked), np.uint8)
+    codes[ranked + 1] = np.arange(len(ranked))
+    codes[0] = NONE
+    entries = [(names[number].as_py()[:MOST_NAME], int(counts[number])) for number in ranked.tolist()]
+    other_rows = int(counts.sum() - counts[ranked].sum())
+    return Colours(
+        kind="category", entries=[*entries, *([("other", other_rows)] if other_rows else [])], codes=codes[numbers + 1]
+    )
+
+
+def _numbers(chunk: pa.DictionaryArray) -> np.ndarray:
+    """The number of each value in the dictionary, -1 for null."""
+    numbers: np.ndarray = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def _ranges(values: pa.ChunkedArray) -> Colours:
