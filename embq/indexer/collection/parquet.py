@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +13,21 @@ import pyarrow.parquet as pq
 
 from embq.core.errors import InputError
 from embq.core.formats.base import FORMAT_ERRORS, READ_ROWS
-from embq.core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
+from embq.core.formats.parquet import BUFFER_BYTES, LARGE_BYTES, batch_rows, rows_within
 from embq.indexer.collection.columns import without_columns
 from embq.indexer.collection.listing import Shape, Summary, choose_column, noted
 from embq.indexer.collection.parts import PartRef, damaged
 from embq.indexer.collection.remote import FilePath, readable
+
+INFLATED_VALUES, INFLATED_TIMES = 1 << 26, 256
+"""More values of lists than this, and than this many times their bytes in the file, are no vectors: those do not
+shrink."""
+
+SMALL_TEXT_BYTES = 1 << 14
+"""Limit of a value that takes next to no bytes in the file."""
+
+REPEATED_BYTES = SMALL_TEXT_BYTES * READ_ROWS
+"""Limit of the texts of the rows that are read at once, where they are texts of other rows."""
 
 
 def inspect_file(path: FilePath, column: str | None) -> Summary:
@@ -38,12 +49,74 @@ def has_vectors(path: FilePath) -> bool:
 
 @contextmanager
 def opened(path: FilePath) -> Iterator[pq.ParquetFile]:
-    """An open file for the length of the block; InputError if it cannot be read, also in the block."""
+    """An open file for the length of the block; InputError if it cannot be read, also in the block.
+
+    Texts that the file tells by a dictionary are read as one, because a small file could become any size by it.
+    """
     try:
-        with readable(path) as source, pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
-            yield file
+        with readable(path) as source:
+            footer = pq.read_metadata(source)
+            texts = _told_by_dictionary(footer, (path.stat() if isinstance(path, Path) else path.status()).st_size)
+            options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES, "read_dictionary": texts}
+            with pq.ParquetFile(source, metadata=footer, **options) as file:
+                yield file
     except FORMAT_ERRORS as error:
         raise damaged(path, error) from error
+
+
+def _told_by_dictionary(footer: pq.FileMetaData, file_bytes: int) -> list[str]:
+    """Paths of the columns that have a dictionary; ValueError for what could become much larger than its bytes."""
+    paths = {}
+    for number in range(len(footer.schema)):
+        leaf = footer.schema.column(number)
+        is_list = leaf.max_repetition_level > 0
+        for column in (footer.row_group(group).column(number) for group in range(footer.num_row_groups)):
+            size = column.num_values * max(1, leaf.length)
+            if (is_list or leaf.length > SMALL_TEXT_BYTES) and size > max(
+                INFLATED_VALUES, INFLATED_TIMES * min(column.total_compressed_size, file_bytes)
+            ):
+                raise ValueError(f"column {leaf.path} has {size:,} values in {column.total_compressed_size:,} bytes")
+            if is_list and "DELTA_BYTE_ARRAY" in column.encodings:
+                raise ValueError(f"column {leaf.path} has lists of delta-encoded texts; write it with another encoding")
+            if leaf.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in encoding for encoding in column.encodings):
+                paths[leaf.path] = None
+    return list(paths)
+
+
+def _delta_encoded(footer: pq.FileMetaData) -> dict[str, int]:
+    """Column of texts that are told by what they share with the text before -> most bytes that one of them can have."""
+    largest: dict[str, int] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if "DELTA_BYTE_ARRAY" in column.encodings:
+                name = column.path_in_schema
+                largest[name] = max(largest.get(name, 1), column.total_uncompressed_size)
+    return largest
+
+
+def _refuse_repeated(table: pa.Table, delta_encoded: Iterable[str]) -> None:
+    """ValueError if rows of a file share so much text that they would be much larger than it."""
+    repeated = sum(_repeated_bytes(chunk) for column in table.columns for chunk in column.chunks)
+    if repeated > REPEATED_BYTES:
+        raise ValueError(f"{table.num_rows:,} rows of it have {repeated:,} bytes of repeated texts")
+    for name in delta_encoded:
+        if (pc.max(pc.binary_length(table[name])).as_py() or 0) > SMALL_TEXT_BYTES:
+            raise ValueError(f"column {name} has long delta-encoded texts; write it with another encoding")
+
+
+def _repeated_bytes(array: pa.Array) -> int:
+    """Bytes of the texts of a column that are in its dictionaries, less those of the dictionaries."""
+    type_ = array.type
+    if pa.types.is_dictionary(type_):
+        lengths = pc.binary_length(array.dictionary)
+        own = pc.sum(lengths.take(array.indices).cast(pa.int64())).as_py() or 0
+        return max(0, int(own - (pc.sum(lengths.cast(pa.int64())).as_py() or 0)))
+    if pa.types.is_map(type_):
+        return _repeated_bytes(array.keys) + _repeated_bytes(array.items)
+    if pa.types.is_nested(type_):
+        inner = array.flatten()
+        return sum(map(_repeated_bytes, inner)) if pa.types.is_struct(type_) else _repeated_bytes(inner)
+    return 0
 
 
 def is_vectors(type_: pa.DataType) -> bool:
@@ -79,7 +152,7 @@ def _shape(path: FilePath, file: pq.ParquetFile, column: str) -> Shape:
 
 
 def _first_length(file: pq.ParquetFile, column: str) -> int:
-    for batch in file.iter_batches(batch_size=64, columns=[column]):
+    for batch in file.iter_batches(batch_size=1, columns=[column]):  # a list may have all values of the file
         lengths = pc.list_value_length(batch.column(0)).drop_null()
         if len(lengths):
             return int(lengths[0].as_py())
@@ -109,7 +182,11 @@ def rows_of(
         if not present:
             yield from without_columns(start, stop)
             return
-        yield from rows_within(file, present, start, stop, rows)
+        delta_encoded = {name: size for name, size in _delta_encoded(footer).items() if name in present}
+        rows = min(rows, max(1, LARGE_BYTES // max(delta_encoded.values(), default=1)))
+        for table in rows_within(file, present, start, stop, rows):
+            _refuse_repeated(table, delta_encoded)
+            yield table
 
 
 def matrix_of(lists: pa.Array, dim: int, path: FilePath, row: int) -> np.ndarray:
