@@ -26,6 +26,9 @@ SCHEMA = 1
 MOST_BATCH_SIZE = 1 << 20
 MOST_PREPARE_THREADS = 1_024
 """Limits of what a run may ask of its workers: samples per batch, and threads per process."""
+USUAL_BATCH_SIZE, USUAL_THREADS_PER_CORE = 16_384, 4
+"""Limits of what a worker does of that for a run, whose folder or record may come from anybody. More has to be asked
+for where the worker is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

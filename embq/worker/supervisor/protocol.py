@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from embq.core.run.run_info import WorkerDefaults
+from embq.core.process.limits import cores
+from embq.core.run.run_info import USUAL_BATCH_SIZE, USUAL_THREADS_PER_CORE, WorkerDefaults
 
 PIPE_BYTES = 4096
 """Most bytes that a pipe takes atomically, so that the supervisor reads whole lines (pipe(7), PIPE_BUF)."""
@@ -61,8 +62,9 @@ class WorkerOptions:
 
     def with_defaults(self, defaults: WorkerDefaults) -> WorkerOptions:
         """These options, with the defaults of a run for those that the user did not choose."""
-        threads = 0 if self.threads_chosen else defaults.prepare_threads
-        return replace(self, batch_size=self.batch_size or defaults.batch_size, threads=threads or self.threads)
+        threads = 0 if self.threads_chosen else min(defaults.prepare_threads, USUAL_THREADS_PER_CORE * cores())
+        batch_size = self.batch_size or min(defaults.batch_size, USUAL_BATCH_SIZE)
+        return replace(self, batch_size=batch_size, threads=threads or self.threads)
 
 
 class ReportPipe:
