@@ -28,6 +28,8 @@ PIECE_BYTES = 64 << 10
 SMALL_BYTES = 64 << 20
 """Limit of a small file unless its reader has another one: settings, records and logs of trainings."""
 
+MOST_NAME_BYTES = 255
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Root = TypeVar("Root", bound=Path | ObjectPath)
@@ -41,9 +43,11 @@ def parts_of(root: Path | ObjectPath, name: str | PurePath) -> tuple[str, ...]:
         if part in ("", ".", "..") or "\0" in part:
             raise _outside(root, text, f"{part!r} is no name of a file")
         try:
-            os.fsencode(part)
+            length = len(os.fsencode(part))
         except UnicodeEncodeError as error:
             raise _outside(root, text, "this locale cannot name it; set LC_ALL=C.UTF-8") from error
+        if length > MOST_NAME_BYTES:
+            raise _outside(root, text[:MOST_NAME_BYTES], "no file system has names of that length")
     return parts
 
 
@@ -97,11 +101,21 @@ def open_file(root: Path, name: str | PurePath, flags: int = os.O_RDONLY, mode: 
     OutsideError for a pipe, a device or a socket, which a reader could wait for without end.
     """
     with parent(root, name) as (above, last):
-        descriptor = _opened(root, name, last, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, above)
+        try:
+            descriptor = _opened(root, name, last, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, above)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.EISDIR):  # a pipe that nobody reads; a socket; a folder to write to
+                raise _outside(root, name, "it is no regular file") from error
+            raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _outside(root, name, "it is no regular file")
     return descriptor
+
+
+def open_appending(path: Path) -> int:
+    """A descriptor of the regular file `path` to append to, created if it is missing; OutsideError if it is a link."""
+    return open_file(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 @contextmanager

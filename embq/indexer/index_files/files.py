@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shlex
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,11 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from embq.core import wire
 from embq.core.errors import AwayError, EmbqError, InputError, MalformedError, OutputError, TryLaterError, command_line
+from embq.core.formats.npy import read_header
 from embq.core.redaction import masked
-from embq.core.storage.beneath import below, open_file, reader, require_regular
+from embq.core.storage.beneath import below, open_file, open_regular, reader, require_regular
 from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -209,6 +213,26 @@ def read_json(path: Place) -> dict[str, Any]:
         return wire.read(dict[str, Any], read_small(path, MOST_BYTES), what=str(path), most_bytes=MOST_BYTES)
     except MalformedError as error:
         raise damaged(f"{path} cannot be read: {error}") from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays that `numpy.savez` wrote, by name. OSError, or ValueError if it did not: `numpy.load` would decompress
+    them to any size, and allocate what a header says."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            total = sum(member.file_size for member in members)
+            if total > os.fstat(file.fileno()).st_size or any(member.compress_type for member in members):
+                raise ValueError("its arrays are compressed")
+            return {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _array(data: bytes) -> np.ndarray:
+    file = io.BytesIO(data)
+    shape, fortran, dtype = read_header(file)
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C").copy()
 
 
 def to_json(record: object) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from embq.core.errors import InputError
 from embq.core.storage.durable import drop
 from embq.indexer.faiss_module import faiss, set_threads
+from embq.indexer.index_files.files import read_arrays
 from embq.indexer.index_files.template import CentroidSearch, Template
 from embq.indexer.stages.spec import BuildSpec
 from embq.indexer.stages.task import StageResult, Task
@@ -115,8 +116,8 @@ def _residual(template: Template, transformed: np.ndarray) -> float:
 
 def _read(path: Path) -> tuple[int, np.ndarray] | None:
     try:
-        with np.load(path, allow_pickle=False) as saved:
-            return int(saved["done"]), saved["centroids"]
+        saved = read_arrays(path)
+        return int(saved["done"]), saved["centroids"]
     except (OSError, ValueError, KeyError):
         return None
 

@@ -17,6 +17,7 @@ import numpy as np
 from embq.core.errors import InputError, OutputError, UsageError
 from embq.indexer.collection.collection import faults
 from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.index_files.files import read_arrays
 from embq.indexer.plan.costs import LARGE_ROWS, MOST, MOST_OF_LARGE
 
 DATA = "data"
@@ -128,13 +129,13 @@ def write_queries(sets: Sequence[QuerySet], path: Path) -> None:
 def read_queries(path: Path) -> list[QuerySet]:
     """The sets that `write_queries` wrote; OutputError if the file is another one."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            about = json.loads(stored["about"].tobytes())
-            return [
-                QuerySet(vectors=stored[f"vectors{number}"], own=stored[f"own{number}"], **fields)
-                for number, fields in enumerate(about)
-            ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stored = read_arrays(path)
+        about = json.loads(stored["about"].tobytes())
+        return [
+            QuerySet(vectors=stored[f"vectors{number}"], own=stored[f"own{number}"], **fields)
+            for number, fields in enumerate(about)
+        ]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OutputError(f"{path} cannot be read: {error}", code="index_damaged") from error
 
 

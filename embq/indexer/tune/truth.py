@@ -11,6 +11,7 @@ import numpy as np
 from embq.core.errors import OutputError
 from embq.indexer.collection.collection import faults
 from embq.indexer.faiss_module import faiss, matrix_products
+from embq.indexer.index_files.files import read_arrays
 from embq.indexer.plan.costs import TRUTH_DEPTH
 from embq.indexer.tune.recall import TOLERANCE, Truth
 
@@ -105,8 +106,8 @@ def read_truth(paths: Sequence[Path], sets: Sequence[QuerySet], *, depth: int = 
 
 def _read(path: Path) -> Truth:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return Truth(ids=stored["ids"], scores=stored["scores"], tolerance=float(stored["tolerance"]))
+        stored = read_arrays(path)
+        return Truth(ids=stored["ids"], scores=stored["scores"], tolerance=float(stored["tolerance"]))
     except (OSError, ValueError, KeyError) as error:
         raise OutputError(f"{path} cannot be read: {error}", code="index_damaged") from error
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embq.core.errors import InputError
+from embq.core.storage.beneath import open_appending, open_regular
 from embq.training.run.folder import writing
 from embq.training.run.journal import append, lines
 
@@ -44,9 +46,10 @@ class FailureList:
         if not new:
             return
         data = b"".join(json.dumps(asdict(failure)).encode() + b"\n" for failure in new.values())
-        with writing(self.path), open(self.path, "ab", buffering=0) as file:
-            existing = self.path.read_bytes()
-            cut = bool(existing) and not existing.endswith(b"\n")  # by a full disk
+        with writing(self.path), open(open_appending(self.path), "ab", buffering=0) as file:
+            with open_regular(self.path) as existing:
+                existing.seek(max(0, existing.seek(0, os.SEEK_END) - 1))
+                cut = existing.read() not in (b"", b"\n")  # by a full disk
             append(file, b"\n" + data if cut else data)
         self._samples.update({key: failure.samples for key, failure in new.items()})
 

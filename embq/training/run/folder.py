@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import OutputError, TryLaterError
-from embq.core.storage.beneath import read_small
+from embq.core.storage.beneath import open_appending, read_small
 from embq.core.storage.durable import drop, output_error, overwrite, publish, try_lock
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def exclusive(path: Path, busy: str, next_step: str) -> Iterator[None]:
     The kernel releases the lock when its process ends in any way. Raises OSError if the file cannot be opened.
     """
     while True:
-        with open(path, "a") as lock:
+        with open(open_appending(path), "a") as lock:
             if not try_lock(lock):
                 raise TryLaterError(busy, next_step=next_step)
             if not _is_open_file(path, lock.fileno()):

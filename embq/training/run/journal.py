@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from embq.core.storage.beneath import SMALL_BYTES, open_regular
+from embq.core.storage.beneath import SMALL_BYTES, open_appending, open_regular
 from embq.core.storage.durable import overwrite
 from embq.training.run.folder import writing
 
@@ -27,7 +27,7 @@ class Journal:
         self.path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed with this object
+            self._file = open(open_appending(path), "ab", buffering=0)  # noqa: SIM115 - closed with this object
 
     def add(self, epoch: int, step: int, fields: Mapping[str, Any]) -> None:
         """Append a line at a step; epoch and step count from 0."""
@@ -52,7 +52,7 @@ class Journal:
         self._file.close()
         with writing(self.path):
             overwrite(self.path, data)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._file = open(open_appending(self.path), "ab", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
         """Close the file."""

@@ -168,7 +168,7 @@ class Tsv(_Folder):
     @contextmanager
     def _appending(self, name: str) -> Iterator[IO[bytes]]:
         """A file of the folder to append to, created if it is missing; durable at the end of the block."""
-        with open(beneath.open_file(self._folder, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), "ab") as file:
+        with open(beneath.open_appending(self._folder / name), "ab") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
