@@ -64,6 +64,7 @@ EXPORTED int64_t embq_members(const uint8_t *data, int64_t size, int64_t *at, in
   char *next = names;
   for (; count < most; ++count) {
     int64_t here = *at;
+    if (here < 0 || here > size) break;
     if (here + BLOCK <= size && data[here + 156] == 'x') {
       const int64_t records = octal(data + here + 124, 12);
       if (records < 0 || records > BLOCK || here + 2 * BLOCK > size || !has_right_checksum(data + here) ||

@@ -33,7 +33,7 @@ namespace {
 constexpr int32_t DONE = 0, NOT_MINE = 1;
 constexpr int FITS_MAX = 16;  // models of one run that look at images
 constexpr int BATCH = 16;    // rows that are decoded before they are resized
-constexpr int SPARE = 64;    // bytes behind a row that kernels may read and write
+constexpr int SPARE = 64;    // bytes behind a row that kernels may read and write, beside the pixels of a window's taps
 constexpr int MARGIN = 8;    // columns of a cropped decode beside those that are read: upsampling looks at neighbours
 constexpr int SKIPPED = 32;  // rows or columns that are worth a cropped decode
 
@@ -340,13 +340,15 @@ class Fitter {
   int end_row() const { return down_->end.back(); }
   int first_column() const { return across_->first.front(); }
   int end_column() const { return across_->end.back(); }
+  // A window at the right edge is cut short, and the kernels read the pixels of a whole one.
+  size_t spare() const { return 4 * static_cast<size_t>(across_->taps) + SPARE; }
 
   // Memory for rows that begin at column `from`.
   void open(int from) {
     from_ = from;
     held_ = down_->taps + BATCH;
     bytes_ = columns_first_ ? 4 * (end_column() - first_column()) : 3 * across_->count;
-    pitch_ = static_cast<size_t>(bytes_) + SPARE;
+    pitch_ = static_cast<size_t>(bytes_) + spare();
     ring_.resize(std::max(ring_.size(), pitch_ * held_));
     line_.resize(std::max(line_.size(), std::max(pitch_, static_cast<size_t>(3 * across_->count + SPARE))));
     spare_.resize(line_.size());
@@ -406,7 +408,9 @@ struct Thread {
 
   // Memory for rows of `width` pixels that begin at column `from`.
   bool open(int width, int from, int fit_count) noexcept try {
-    const size_t pitch = 4 * static_cast<size_t>(width) + SPARE;
+    size_t spare = 0;
+    for (int i = 0; i < fit_count; ++i) spare = std::max(spare, fitters[static_cast<size_t>(i)].spare());
+    const size_t pitch = 4 * static_cast<size_t>(width) + spare;
     rows.resize(std::max(rows.size(), pitch * BATCH));
     for (int i = 0; i < BATCH; ++i) pointers[i] = &rows[pitch * static_cast<size_t>(i)];
     for (int i = 0; i < fit_count; ++i) fitters[static_cast<size_t>(i)].open(from);
@@ -525,23 +529,32 @@ bool is_one_scan(const uint8_t *at, const uint8_t *end) {
 }
 
 // Whether the first frame is a baseline one; newer libjpegs read lossless ones too and do not say so.
-bool is_first_frame_baseline(const uint8_t *at, const uint8_t *end) {
-  for (at += 2; end - at > 4 && at[0] == 0xFF; at += at[1] == 0xFF ? 1 : 2 + (at[2] << 8 | at[3]))
-    if ((at[1] & 0xF0) == 0xC0 && at[1] != 0xC4 && at[1] != 0xC8 && at[1] != 0xCC) return at[1] == 0xC0;
+bool is_first_frame_baseline(const uint8_t *data, size_t size) {
+  for (size_t at = 2; at + 4 < size && data[at] == 0xFF;
+       at += data[at + 1] == 0xFF ? 1 : 2 + static_cast<size_t>(data[at + 2] << 8 | data[at + 3]))
+    if ((data[at + 1] & 0xF0) == 0xC0 && data[at + 1] != 0xC4 && data[at + 1] != 0xC8 && data[at + 1] != 0xCC)
+      return data[at + 1] == 0xC0;
   return false;
+}
+
+// Whether a file has brought the table that it names. libjpeg checks numbers of tables only when it decodes.
+template <typename Table, int COUNT>
+bool has_table(Table *const (&tables)[COUNT], int number) {
+  return number >= 0 && number < COUNT && tables[number] != nullptr;
 }
 
 // Whether an engine decodes a JPEG as libjpeg does, or fails: baseline, with all tables, in colours that need no mark.
 bool is_baseline(const jpeg_decompress_struct &c) {
+  if (c.comps_in_scan != c.num_components) return false;  // the others' numbers of Huffman tables are not set
   for (int i = 0; i < c.num_components; ++i) {
     const jpeg_component_info &one = c.comp_info[i];
     const bool is_sampled = i == 0 ? one.h_samp_factor <= 2 && one.v_samp_factor <= 2
                                    : one.h_samp_factor == 1 && one.v_samp_factor == 1;
-    if (!is_sampled || c.quant_tbl_ptrs[one.quant_tbl_no] == nullptr || c.dc_huff_tbl_ptrs[one.dc_tbl_no] == nullptr ||
-        c.ac_huff_tbl_ptrs[one.ac_tbl_no] == nullptr)
+    if (!is_sampled || !has_table(c.quant_tbl_ptrs, one.quant_tbl_no) || !has_table(c.dc_huff_tbl_ptrs, one.dc_tbl_no) ||
+        !has_table(c.ac_huff_tbl_ptrs, one.ac_tbl_no))
       return false;
   }
-  return c.comps_in_scan == c.num_components && c.image_height <= ENGINE_SIDE_MAX && c.image_width <= ENGINE_SIDE_MAX &&
+  return c.image_height <= ENGINE_SIDE_MAX && c.image_width <= ENGINE_SIDE_MAX &&
          c.jpeg_color_space == (c.num_components == 1 ? JCS_GRAYSCALE : JCS_YCbCr);
 }
 
@@ -563,13 +576,14 @@ bool sides(const uint8_t *data, size_t size, int32_t *height, int32_t *width) {
   jpeg.read_header(&c, TRUE);
   *height = static_cast<int32_t>(c.image_height);
   *width = static_cast<int32_t>(c.image_width);
-  const bool is_plain = is_mine(c, jpeg.has_scans(&c) != 0) && is_first_frame_baseline(data, data + size) &&
+  const bool is_plain = is_mine(c, jpeg.has_scans(&c) != 0) && is_first_frame_baseline(data, size) &&
                         is_baseline(c) && is_one_scan(c.src->next_input_byte, data + size);
   jpeg.destroy(&c);
   return is_plain;
 }
 
 bool resize(const uint8_t *pixels, int height, int width, const Fit *fits, int fit_count, uint8_t *const *to) {
+  if (std::min(height, width) < 1 || std::max(height, width) > SIDE_MAX) return false;
   if (!mine.begin(fits, fit_count, height, width, 1, to) || !mine.open(width, 0, fit_count)) return false;
   int top = height, bottom = 0;
   for (int i = 0; i < fit_count; ++i) {
@@ -583,6 +597,14 @@ bool resize(const uint8_t *pixels, int height, int width, const Fit *fits, int f
     for (int i = 0; i < fit_count; ++i) mine.fitters[static_cast<size_t>(i)].take(mine.pointers, at, count);
   }
   return true;
+}
+
+// Whether the arithmetic of `resized` and `Weights` holds for these geometries, which a model's configuration gives.
+bool are_usable(const Fit *fits, int fit_count) {
+  return fit_count >= 1 && fit_count <= FITS_MAX && std::all_of(fits, fits + fit_count, [](const Fit &fit) {
+           return std::min(fit.height, fit.width) >= 1 && fit.edge >= 0 &&
+                  std::max({fit.height, fit.width, fit.edge}) <= SIDE_MAX && fit.mode >= 0 && fit.mode <= 2;
+         });
 }
 
 template <typename Function>
@@ -636,6 +658,8 @@ EXPORTED const char *embq_kernels(int plain) {
 EXPORTED void embq_prepare(const uint8_t *const *data, const int64_t *sizes, int n, const Fit *fits, int fit_count,
                   uint8_t *const *rows, int fast, int32_t *status) {
   uint8_t *to[FITS_MAX];
+  std::fill(status, status + n, NOT_MINE);
+  if (!are_usable(fits, fit_count)) return;
   for (int i = 0; i < n; ++i) {
     for (int f = 0; f < fit_count; ++f)
       to[f] = rows[f] + static_cast<size_t>(i) * fits[f].height * fits[f].width * 3;
@@ -645,13 +669,15 @@ EXPORTED void embq_prepare(const uint8_t *const *data, const int64_t *sizes, int
 
 // The same of one decoded image: RGBX of shape (height, width, 4). 0 where it is done.
 EXPORTED int embq_resize(const uint8_t *pixels, int height, int width, const Fit *fit, uint8_t *row) {
-  return resize(pixels, height, width, fit, 1, &row) ? DONE : NOT_MINE;
+  return are_usable(fit, 1) && resize(pixels, height, width, fit, 1, &row) ? DONE : NOT_MINE;
 }
 
-// The same of `n` decoded images that lie one behind the other: image i has the rows of place[i].
+// The same of `n` decoded images that lie one behind the other: image i has the rows of place[i]. Sets no status where
+// a geometry is unusable.
 EXPORTED void embq_resize_all(const uint8_t *pixels, const int32_t *heights, const int32_t *widths, const int32_t *places,
                               int n, const Fit *fits, int fit_count, uint8_t *const *rows, int32_t *status) {
   uint8_t *to[FITS_MAX];
+  if (!are_usable(fits, fit_count)) return;
   for (int i = 0; i < n; ++i) {
     for (int f = 0; f < fit_count; ++f)
       to[f] = rows[f] + static_cast<size_t>(places[i]) * fits[f].height * fits[f].width * 3;

@@ -92,6 +92,55 @@ for number in range(int(sys.argv[3])):
     prepared([data], [other, *fits])
 """
 
+HEADERS = """
+from threading import Thread
+
+# A thread begins without memory of larger images, so nothing lies behind the last row.
+for width, side in ((1400, 32), (900, 7), (60, 32)):
+    fit = Fit(height=side, width=side, mode="squash", interpolation="bicubic")
+    wide = Thread(target=prepared, args=([jpeg(width, width, "4:4:4")], [fit]))
+    wide.start()
+    wide.join()
+
+# Each number in the headers of a frame and of its scan: sides, samplings, components, tables.
+data = jpeg(40, 30, "4:2:0")
+frame, scan = data.index(b"\\xff\\xc0"), data.index(b"\\xff\\xda")
+fits = [Fit(height=8, width=8, mode="shortest", interpolation="bilinear")]
+for at in (*range(frame + 2, frame + 19), *range(scan + 2, scan + 14)):
+    made = [data[:at] + bytes([value]) + data[at + 1:] for value in range(256)]
+    native().sides(*native().buffers(made))
+    prepared(made, fits)
+# A scan of one component of three: nothing has set the tables of the others.
+alone = data[:scan] + b"\\xff\\xda\\x00\\x08\\x01\\x01\\x00\\x00\\x3f\\x00" + data[scan + 14 :]
+assert native().sides(*native().buffers([alone]))[0][0] == 0
+# Geometries that only a configuration can have.
+row = np.empty((1, 8, 8, 3), np.uint8)
+for edge in (-1, 32_769, 2**31 - 1):
+    fit = Fit(height=8, width=8, mode="shortest", interpolation="bicubic", edge=edge)
+    assert prepared([data], [fit])[0] == [1]
+    assert not native().resize(np.empty((4, 4, 4), np.uint8), fit, row[0])
+assert not native().resize(np.empty((0, 4, 4), np.uint8), fits[0], row[0])
+# Arrays of another length, type or layout than the library counts on.
+files, pixels, numbers = native().buffers([data]), np.empty((16, 4), np.uint8), np.array([4], np.int32)
+wrong = {
+    "rows": lambda: native().prepare([data] * 2, fits, [row], fast=False),
+    "fits": lambda: native().prepare([data], fits * 2, [row], fast=False),
+    "type": lambda: native().prepare([data], fits, [row.view(np.int8)], fast=False),
+    "layout": lambda: native().resize(np.empty((8, 8, 8), np.uint8)[..., ::2], fits[0], row[0]),
+    "row": lambda: native().resize(np.empty((4, 4, 4), np.uint8), fits[0], row[0, :7]),
+    "sizes": lambda: native().sides(files[0][:0], files[1]),
+    "pixels": lambda: native().resize_all(pixels[:15], numbers, numbers, numbers - 4, fits, [row]),
+    "place": lambda: native().resize_all(pixels, numbers, numbers, numbers - 3, fits, [row]),
+    "negative": lambda: native().resize_all(pixels, numbers - 8, numbers - 8, numbers - 4, fits, [row]),
+}
+for name, call in wrong.items():
+    try:
+        call()
+    except ValueError:
+        continue
+    raise AssertionError(name)
+"""
+
 DAMAGE = """
 from embq.core.errors import SampleError
 from embq.core.units import Sample
@@ -208,6 +257,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     ("what", "count"),
     [
         pytest.param(SIZES, 30, id="sizes"),
+        pytest.param(HEADERS, 0, id="headers"),
         pytest.param(DAMAGE, 100, id="damage"),
         pytest.param(ARCHIVES, 200, id="tar"),
         pytest.param(SIZES, 90, id="more sizes", marks=pytest.mark.slow),

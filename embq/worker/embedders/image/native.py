@@ -73,22 +73,26 @@ class Native:
             return list(map(max, first, rest))
         statuses = (ctypes.c_int32 * count)()
         addresses, sizes = self.buffers(images)
-        to = _pointers(fits, rows)
-        self._library.embq_prepare(_at(addresses), _at(sizes), count, *to, fast, statuses)
+        to = _pointers(fits, rows, count)
+        files = _at(addresses, np.uint64, count), _at(sizes, np.uint64, count)
+        self._library.embq_prepare(*files, count, *to, fast, statuses)
         return list(statuses)
 
     @staticmethod
     def buffers(images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
         """(addresses, sizes) of encoded images, uint64; 0 for None. Good for as long as the images are held."""
+        held = [None if image is None else py_buffer(image) for image in images]
         return (
-            np.array([0 if image is None else py_buffer(image).address for image in images], np.uint64),
-            np.array([0 if image is None else len(image) for image in images], np.uint64),
+            np.array([0 if buffer is None else buffer.address for buffer in held], np.uint64),
+            np.array([0 if buffer is None else buffer.size for buffer in held], np.uint64),
         )
 
     def sides(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(heights, widths) of the images that a JPEG engine may decode, int32; 0 for all others. See `buffers`."""
-        heights, widths = np.zeros((2, len(sizes)), np.int32)
-        self._library.embq_sides(_at(addresses), _at(sizes), len(sizes), _at(heights), _at(widths))
+        count = len(sizes)
+        heights, widths = np.zeros((2, count), np.int32)
+        files = _at(addresses, np.uint64, count), _at(sizes, np.uint64, count)
+        self._library.embq_sides(*files, count, _at(heights, np.int32, count), _at(widths, np.int32, count))
         return heights, widths
 
     def resize_all(
@@ -107,10 +111,14 @@ class Native:
             heights, widths, places: of each image, int32; the last are those of its pixels in each of `rows`.
             rows: as of `prepare`.
         """
-        statuses = np.ones(len(rows[0]), np.int32)
-        sides, count = (_at(heights), _at(widths), _at(places)), len(places)
-        to = _pointers(fits, rows)
-        self._library.embq_resize_all(_at(pixels), *sides, count, *to, _at(statuses))
+        count, most = len(places), len(rows[0])
+        statuses = np.ones(most, np.int32)
+        sides = [_at(numbers, np.int32, count) for numbers in (heights, widths, places)]
+        if count and (min(heights.min(), widths.min(), places.min()) < 0 or places.max() >= most):
+            raise ValueError("a negative side, or a place beyond the rows")
+        source = _at(pixels, np.uint8, int(np.dot(heights.astype(np.int64), widths)), 4)
+        to = _pointers(fits, rows, most)
+        self._library.embq_resize_all(source, *sides, count, *to, _at(statuses, np.int32, most))
         return [int(place) for place in places if not statuses[place]]
 
     def resize(self, pixels: np.ndarray, fit: Fit, row: np.ndarray) -> bool:
@@ -121,17 +129,25 @@ class Native:
             row: uint8 of shape (fit.height, fit.width, 3), contiguous.
         """
         height, width, _ = pixels.shape
-        return not self._library.embq_resize(_at(pixels), height, width, ctypes.byref(_of(fit)), _at(row))
+        source, to = _at(pixels, np.uint8, height, width, 4), _at(row, np.uint8, fit.height, fit.width, 3)
+        return not self._library.embq_resize(source, height, width, ctypes.byref(_of(fit)), to)
 
 
-def _at(array: np.ndarray) -> ctypes.c_void_p:
+def _at(array: np.ndarray, dtype: type[np.generic], *shape: int) -> ctypes.c_void_p:
+    """Return the address of an array. The library cannot tell how long it is: raises ValueError for any other shape,
+    type or layout."""
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{array.dtype} of shape {array.shape} instead of contiguous {dtype.__name__} of shape {shape}"
+        )
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _pointers(fits: Sequence[Fit], rows: Sequence[np.ndarray]) -> tuple[ctypes.Array[_Fit], int, Any]:
+def _pointers(fits: Sequence[Fit], rows: Sequence[np.ndarray], images: int) -> tuple[ctypes.Array[_Fit], int, Any]:
     """(the fits, how many there are, where the rows of each begin)."""
     count = len(fits)
-    return (_Fit * count)(*map(_of, fits)), count, (ctypes.c_void_p * count)(*(pixels.ctypes.data for pixels in rows))
+    to = [_at(pixels, np.uint8, images, fit.height, fit.width, 3) for pixels, fit in zip(rows, fits, strict=True)]
+    return (_Fit * count)(*map(_of, fits)), count, (ctypes.c_void_p * count)(*to)
 
 
 @cache
