@@ -97,8 +97,8 @@ test-pages: install   ## every interaction of the web pages in a browser, Debian
 		&& apt-get install -y -q --no-install-recommends chromium > /dev/null; } || echo "no chromium, and no apt-get: no page is tried"
 	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
-fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
-	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
+fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600] [SANITIZE=1]
+	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) $(if $(SANITIZE),--sanitize) --output bench/results/fuzz$(if $(SANITIZE),-native).json
 
 uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
 	$(BIN)/python -m tests.attacks.uptime --records $(or $(RECORDS),10000) --output bench/results/uptime.json
