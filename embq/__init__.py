@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
         TryLaterError,
         UsageError,
     )
+
+if sys.flags.safe_path:  # so are all processes that embq starts: they take nothing from the current folder
+    from embq.core.process.current_folder import leave_out_current_folder
+
+    leave_out_current_folder()
 
 __version__ = "0.1.0"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import embq
 from embq.app.cli.entry_point import VERBS
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.process.children import die_with_parent, python, stop
+from embq.core.process.current_folder import READERS
 from embq.core.settings import child_environment
 from tests.support.servers.guarded import guarded_server
 from tests.support.waiting import wait_until
@@ -55,6 +57,14 @@ class Trap:
         for name in {*sys.stdlib_module_names, *packages_distributions(), *OTHERS}:
             if name.isidentifier():
                 (self.data / f"{name}.py").write_text(mark)
+        # What libraries read there without importing anything: matplotlib says that it knows no such key.
+        (self.data / "matplotlibrc").write_text("embq.trap: 1\n")
+        if shutil.which("cc"):  # Libraries, which run when they are loaded.
+            program = (
+                f'#include <stdio.h>\n__attribute__((constructor)) void run() {{ fopen("{self.marks}/libcuda", "w"); }}'
+            )
+            command = ["cc", "-w", "-shared", "-fPIC", "-x", "c", "-o", str(self.data / "libcuda.so.1"), "-"]
+            subprocess.run(command, input=program, text=True, check=True)
         self._start = [sys.executable, str(script)]
         caches = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
         # An entry that is empty or relative would be the current folder by the user's own wish.
@@ -67,6 +77,7 @@ class Trap:
         """Run a command in the folder to its end; gives its stdout."""
         done = self.run([*self._start, *map(str, words)], **changes)
         assert done.returncode == 0, f"{words}: {done.returncode}, marks {self.marked()}\n{done.stderr}"
+        assert "embq.trap" not in done.stderr
         self.called.add(str(words[0]))
         return done.stdout
 
@@ -246,6 +257,47 @@ def test_what_a_library_starts_in_a_child_imports_what_is_installed(trap: Trap) 
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import redis'], check=True)"
     done = trap.run(python("-c", program), PYTHONSAFEPATH=child_environment()["PYTHONSAFEPATH"])
     assert (done.returncode, done.stderr, trap.marked()) == (0, "", {})
+
+
+READ = """
+import importlib, os, sys, threading
+sys.path.insert(0, sys.argv[1])
+import embq
+from embq.core.process.current_folder import READERS
+here = os.getcwd()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+others = []
+thread = threading.Thread(target=lambda: others.append(os.getcwd()))
+thread.start()
+thread.join()
+print(os.getcwd() == here, others == [here])
+"""
+
+
+def test_libraries_that_read_the_current_folder_are_imported_in_another(trap: Trap, tmp_path: Path) -> None:
+    stubs = tmp_path / "stubs"
+    for name in READERS:
+        (stubs / name).mkdir(parents=True)
+        mark = f"import os\nopen({str(trap.marks)!r} + '/' + __name__, 'w').write(os.getcwd())\n"
+        (stubs / name / "__init__.py").write_text(mark)
+    done = trap.run(python("-c", READ, str(stubs), *READERS))
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+    assert trap.marked() == dict.fromkeys(READERS, "/")
+
+
+def test_matplotlib_takes_no_settings_of_the_current_folder(trap: Trap) -> None:
+    program = "import embq, matplotlib"
+    assert "embq.trap" in trap.run([sys.executable, "-c", "import matplotlib"], PYTHONSAFEPATH="1").stderr
+    assert trap.run(python("-c", program)).stderr == ""
+
+
+@pytest.mark.slow  # imports torch
+def test_torch_loads_no_library_of_the_current_folder(trap: Trap) -> None:
+    pytest.importorskip("torch")
+    done = trap.run(python("-c", "import embq, torch"))
+    assert (done.returncode, trap.marked()) == (0, {})
 
 
 def test_a_python_that_is_not_ours_runs_what_is_there(trap: Trap) -> None:

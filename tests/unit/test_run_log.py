@@ -173,7 +173,8 @@ def test_wandb_gets_the_run_under_its_id_and_neither_command_line_nor_secrets(
         return SimpleNamespace(log=lambda figures: recorder.send(figures, 0), finish=recorder.close)  # type: ignore[return-value]
 
     wandb = ModuleType("wandb")
-    wandb.__dict__.update(init=init, Settings=dict, errors=SimpleNamespace(Error=Failure))
+    ready = SimpleNamespace(settings=SimpleNamespace(root_dir="/logs"))
+    wandb.__dict__.update(init=init, setup=lambda: ready, Settings=dict, errors=SimpleNamespace(Error=Failure))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
     model = "https://me:s3cret@host/model"

@@ -16,6 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
 from embq.core.errors import ConfigError, EmbqError, Exit
+from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
 from embq.core.service.log import Events, is_json
@@ -148,6 +149,7 @@ add_completion_class(JoinedBash)
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start; see `embq.core.process.children.python`
+    leave_out_current_folder()
     verb, of_server = sys.argv[1:2], any(argument.startswith(("http://", "https://")) for argument in sys.argv[2:])
     makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
     if makes_tables and not set(HELP).intersection(sys.argv):

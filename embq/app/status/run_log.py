@@ -13,6 +13,7 @@ import click
 
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
+from embq.core.process.current_folder import set_up_wandb
 from embq.core.redaction import masked
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
@@ -172,6 +173,7 @@ def _wandb(project: str, *, run: str, config: dict[str, str], quiet: bool) -> Fi
     # Without `x_disable_meta` the command line would be sent, in which URLs may hold secrets.
     settings = wandb.Settings(console="off", silent=quiet, x_disable_meta=True, disable_git=True)
     try:
+        set_up_wandb()
         log = wandb.init(project=project, id=run, resume="allow", config=config, settings=settings)
     except errors as error:
         raise ConfigError(

@@ -15,6 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     from open_clip_train.params import parse_args
 
+    from embq.core.process.current_folder import set_up_wandb
     from embq.training.openclip.log import shown_progress
     from embq.training.openclip.models import pinned
     from embq.training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str]) -> int:
 
     own, flags = split_flags(arguments)
     given = parse_args(flags)
+    if given.report_to and any(name in given.report_to for name in ("wandb", "all")):  # as open_clip looks for them
+        set_up_wandb()
     flags += ["--model", pinned(given.model, given.cache_dir)]
     with patched(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
         from open_clip_train.main import main as train
