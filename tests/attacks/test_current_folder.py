@@ -59,10 +59,8 @@ class Trap:
                 (self.data / f"{name}.py").write_text(mark)
         # What libraries read there without importing anything: matplotlib says that it knows no such key.
         (self.data / "matplotlibrc").write_text("embq.trap: 1\n")
-        if shutil.which("cc"):  # Libraries, which run when they are loaded.
-            program = (
-                f'#include <stdio.h>\n__attribute__((constructor)) void run() {{ fopen("{self.marks}/libcuda", "w"); }}'
-            )
+        if shutil.which("cc"):  # a library runs when it is loaded
+            program = f'__attribute__((constructor)) void run() {{ creat("{self.marks}/libcuda", 0600); }}'
             command = ["cc", "-w", "-shared", "-fPIC", "-x", "c", "-o", str(self.data / "libcuda.so.1"), "-"]
             subprocess.run(command, input=program, text=True, check=True)
         self._start = [sys.executable, str(script)]

@@ -10,6 +10,7 @@ import pytest
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import OutputError
+from embq.worker.embedders.device.tuning import lacking
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 LONG = "x" * 120
@@ -84,3 +85,28 @@ def test_a_socket_folder_that_others_may_write_to_is_refused(short_tmp: Path, tm
     finally:
         server.stop()
     assert "TMPDIR" in caught.value.next_step
+
+
+def test_compiled_code_of_another_user_is_not_run(tmpdir_of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    cache = tmpdir_of_all / f"embq-inductor-{os.getuid()}"
+    assert "inductor" not in lacking()
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o777)
+    assert f"{cache} is another user's or others may write there" in lacking()
+    cache.rmdir()
+    cache.symlink_to(tmpdir_of_all)
+    assert f"{cache} is another user's" in lacking()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmpdir_of_all / "mine"))
+    assert "inductor" not in lacking()
+
+
+@as_root
+def test_a_cache_of_compiled_code_that_another_user_made_first_is_refused(
+    tmpdir_of_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    cache = tmpdir_of_all / f"embq-inductor-{os.getuid()}"
+    cache.mkdir(mode=0o700)
+    os.chown(cache, 54321, 54321)
+    assert f"{cache} is another user's" in lacking()

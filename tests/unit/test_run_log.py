@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,9 @@ from embq.app.status.broker_snapshot import Serving
 from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
+from embq.core.process.children import python
 from embq.core.run.control import RunState
+from embq.core.settings import child_environment
 from embq.core.storage.paths import place
 
 EMBED = {"embed": {"busy": 0.5, "starved": 0.25, "blocked": 0.25}}
@@ -186,6 +189,25 @@ def test_wandb_gets_the_run_under_its_id_and_neither_command_line_nor_secrets(
     with pytest.raises(ConfigError, match="no key") as refused:
         RunLog(["wandb:closed"], Path("out"), run="r1", facts={})
     assert "wandb login" in refused.value.next_step
+
+
+def test_real_wandb_takes_no_settings_of_the_current_folder(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\nentity = other\n")
+    program = (
+        "from embq.app.status.run_log import _wandb\n"
+        "_wandb('p', run='r1', config={}, quiet=True)\n"
+        "import wandb; print(wandb.run.settings.base_url, wandb.run.settings.entity, wandb.run.settings.root_dir)"
+    )
+    environment = child_environment(WANDB_MODE="offline")
+    environment.pop("WANDB_DIR", None)
+    done = subprocess.run(
+        python("-c", program), cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "127.0.0.1" not in done.stdout
+    assert "other" not in done.stdout
+    assert done.stdout.split()[-1] == str(tmp_path)
 
 
 def test_real_wandb_and_tensorboard_take_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

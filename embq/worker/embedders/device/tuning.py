@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sysconfig
 import tempfile
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from embq.core.models import ModelConfig
 from embq.core.service.log import Events
-from embq.core.settings import child_environment
+from embq.core.settings import change_environment, child_environment
 from embq.worker.embedders.base import Embedder, HasVariants
 from embq.worker.embedders.device.batch_size import (
     best_budget,
@@ -36,10 +38,10 @@ def lacking() -> str:
     Triton compiles C against Python's headers and loads the result from its cache. torch puts this below its own cache
     unless TRITON_CACHE_DIR names another folder (torch/_inductor/runtime/triton_heuristics.py of 2.15).
     """
-    environment = child_environment()
+    environment, own = child_environment(), _own_cache()
     compilers = [environment["CC"]] if environment.get("CC") else COMPILERS
     named = (environment.get(name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"))
-    cache = Path(next(filter(None, named), tempfile.gettempdir()))
+    cache = Path(next(filter(None, named), own))
     lacks = []
     if not any(map(shutil.which, compilers)):
         lacks.append(f"no C compiler ({' or '.join(compilers)})")
@@ -47,7 +49,24 @@ def lacking() -> str:
         lacks.append("no headers of Python (python3-dev)")
     if is_noexec(cache):
         lacks.append(f"{cache} is mounted noexec (TRITON_CACHE_DIR names another folder)")
+    if not environment.get("TORCHINDUCTOR_CACHE_DIR") and _is_of_others(own):
+        lacks.append(
+            f"{own} is another user's or others may write there (TORCHINDUCTOR_CACHE_DIR names another)"
+        )
     return ", ".join(lacks)
+
+
+def _own_cache() -> Path:
+    """Folder of compiled code, which torch runs. Its own default in /tmp has a name that anyone may take first."""
+    return Path(tempfile.gettempdir()) / f"embq-inductor-{os.getuid()}"
+
+
+def _is_of_others(folder: Path) -> bool:
+    """Whether anyone else may write in a folder, which is made if it is not there."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o022)
 
 
 def is_noexec(folder: Path) -> bool:
@@ -119,6 +138,8 @@ def _possible(compile_s: float, model: ModelConfig, device: str) -> float:
     if lacks := lacking():
         log.warning("compile_refused", model=model.spec, lacks=lacks, next="mend that, or unset EMBQ_COMPILE_S")
         return 0.0
+    if not child_environment().get("TORCHINDUCTOR_CACHE_DIR"):
+        change_environment({"TORCHINDUCTOR_CACHE_DIR": str(_own_cache())})
     return compile_s
 
 
