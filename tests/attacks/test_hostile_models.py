@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import sys
@@ -25,6 +26,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 open_clip = pytest.importorskip("open_clip")
 
+from safetensors.torch import save_file  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
 
 from embq.app.doctor import probes  # noqa: E402
@@ -64,8 +66,6 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clip.mkdir()
     (clip / "open_clip_config.json").write_text(json.dumps({"model_cfg": MODEL, "preprocess_cfg": PREPROCESS}))
     torch.manual_seed(0)
-    from safetensors.torch import save_file
-
     made = open_clip.create_model(f"local-dir:{clip}")
     save_file({name: one.contiguous() for name, one in made.state_dict().items()}, clip / "open_clip_model.safetensors")
     save_sentence_model(root / "st", [Transformer(str(trunk)), Pooling(WIDTH)])
@@ -665,6 +665,32 @@ def test_weights_of_hundreds_of_thousands_of_tensors_are_refused(
     (place.root / file).write_bytes(struct.pack("<Q", len(header)) + header)
     said = refusal(spec.format(root=place.root))
     assert "100,000 tensors" in said or "header of at most" in said
+
+
+def test_small_tensors_are_not_made_large_before_shapes_are_compared(place: Place) -> None:
+    """A LoRA of 128 KB multiplies to 1 GB; a dense layer is made as its configuration says, and filled, for 2 GB."""
+    (place.root / "lora").mkdir()
+    place.edit("lora/adapter_config.json", lambda said: {"peft_type": "LORA", "r": 1})
+    name = "encoder.layer.0.attention.self.query"
+    factors = {"A": torch.ones(1, 16_384), "B": torch.ones(16_384, 1)}
+    tensors = {f"{name}.lora_{kind}.weight": one for kind, one in factors.items()}
+    save_file(tensors, place.root / "lora" / "adapter_model.safetensors")
+    place.edit("dense/2_Dense/config.json", lambda said: {**said, "out_features": (1 << 29) // WIDTH})
+    hostile = {
+        f"hf:{place.root}/trunk?lora={place.root}/lora": "no weight of that shape",
+        f"st:{place.root}/dense": "2_Dense/model.safetensors has no weights of",
+    }
+    for spec, said in hostile.items():
+        Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is used now
+        before = peak_bytes()
+        assert said in refusal(spec)
+        assert peak_bytes() - before < 300 << 20
+
+
+def peak_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
 
 
 # --- panics ---

@@ -112,6 +112,19 @@ def _check_weights(files: ModelFiles, part: PurePosixPath, kind: str) -> None:
     if pickles and not names:
         raise _pickle(files.model, (part / pickles[0]).as_posix(), WEIGHTS)
     _check_tensors(files, [(part / name).as_posix() for name in names])
+    if kind == "Dense":
+        _check_dense(files, part)
+
+
+def _check_dense(files: ModelFiles, part: PurePosixPath) -> None:
+    """Raise ModelError if a dense layer is larger than its weights: it is made before they are read."""
+    config, shape = files.read_object((part / "config.json").as_posix()), None
+    if (path := files.folder / part / WEIGHTS).is_file():
+        linear = weights_header(path)[0].get("linear.weight")
+        shape = linear.get("shape") if isinstance(linear, dict) else None
+    if shape != [config.get("out_features"), config.get("in_features")]:
+        why = f"has no weights of {shown(config.get('in_features'))} to {shown(config.get('out_features'))} features"
+        raise files.refused((part / WEIGHTS).as_posix(), why, "use the files as they were saved")
 
 
 def _check_tensors(files: ModelFiles, names: Sequence[str]) -> None:

@@ -50,9 +50,7 @@ def lacking() -> str:
     if is_noexec(cache):
         lacks.append(f"{cache} is mounted noexec (TRITON_CACHE_DIR names another folder)")
     if not environment.get("TORCHINDUCTOR_CACHE_DIR") and _is_of_others(own):
-        lacks.append(
-            f"{own} is another user's or others may write there (TORCHINDUCTOR_CACHE_DIR names another)"
-        )
+        lacks.append(f"{own} is another user's or others may write there (TORCHINDUCTOR_CACHE_DIR names another)")
     return ", ".join(lacks)
 
 

@@ -44,16 +44,16 @@ def add_lora(trunk: Any, spec: ModelSpec) -> None:
     for name, (down, up) in _factors(files).items():
         layer = _layer(layers, name, trunk)
         weight = getattr(layer, "weight", None)
-        change = up.float() @ down.float() if up.shape[1:] == down.shape[:1] else None
-        if change is not None and config.get("fan_in_fan_out"):
-            change = change.T
-        if not isinstance(weight, torch.nn.Parameter) or change is None or weight.shape != change.shape:
+        # Before they are multiplied: two factors of 128 KB may be of a layer of gigabytes.
+        shape = (down.shape[1], len(up)) if config.get("fan_in_fan_out") else (len(up), down.shape[1])
+        if not isinstance(weight, torch.nn.Parameter) or weight.shape != shape or up.shape[1] != len(down):
             raise ModelError(
                 f"{spec}: the adapter changes {name}, of which the model has no weight of that shape",
                 next_step=f"use the model for which it was trained: {shown(config.get('base_model_name_or_path'))}",
             )
+        change, scale = up.float() @ down.float(), _scale(config, name, rank=len(down), files=files)
         with torch.no_grad():
-            weight.add_(change, alpha=_scale(config, name, rank=len(down), files=files))
+            weight.add_(change.T if config.get("fan_in_fan_out") else change, alpha=scale)
 
 
 def _factors(files: ModelFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
