@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from embq.core.redaction import masked
+from embq.core.redaction import cut, masked
 
 
 def command_line(*words: object) -> str:
@@ -72,9 +72,9 @@ class EmbqError(Exception):
     default_code = "bug"
 
     def __init__(self, message: str, *, next_step: str = "", code: str = "") -> None:
-        self.message = masked(message)
+        self.message = masked(cut(message))
         super().__init__(self.message)
-        self.next_step = masked(next_step)
+        self.next_step = masked(cut(next_step))
         self.code = code or self.default_code
 
     def __reduce__(self) -> tuple[Any, ...]:

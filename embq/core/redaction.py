@@ -1,4 +1,7 @@
-"""Redaction of secrets, and escaping of control characters, in texts for people."""
+"""Redaction of secrets, and escaping of control characters, in texts for people.
+
+Texts come from data: each takes time in proportion to its length, which `cut` bounds.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,15 @@ import re
 
 HIDDEN = "****"
 
-_USER_INFO = re.compile(r"(://[^:@/\s]*):[^\s\"]*@")
-"""Up to the last "@", because a password that was not quoted may hold any character."""
+MAX_TEXT = 1 << 16
+"""Characters of a message, or of one value of a log."""
+
+_LONGEST_SECRET = 4096
+"""Characters of a token; signed session tokens of object stores have up to 2,000."""
+
+_USER = re.compile(r"://[^:@/\s]*+(?=:)")
+_PASSWORD = re.compile(r":[^\s\"]*+")
+"""It ends at the last "@" in this, because a password that was not quoted may hold any character."""
 
 _LONG_USER = re.compile(r"(://)[^:@/\s]{20,}@")
 """A token in place of a user; no user of ours has so long a name."""
@@ -37,12 +47,46 @@ def masked(text: str) -> str:
 
     A masked text stays as it is. For single values and lines: mask values before they are written as JSON.
     """
-    text = _USER_INFO.sub(rf"\1:{HIDDEN}@", text)
+    text = _without_passwords(text)
     text = _LONG_USER.sub(rf"\1{HIDDEN}@", text)
     text = _SIGNED.sub(rf"\1{HIDDEN}", text)
     text = _NAMED.sub(rf"\1{HIDDEN}", text)
     text = _AUTHORIZATION.sub(rf"\1{HIDDEN}", text)
     return _HUGGING_FACE.sub(f"hf_{HIDDEN}", text)
+
+
+def cut(text: str, most: int = MAX_TEXT) -> str:
+    """The beginning of a text from data, of at most `most` characters and a note; for `masked`.
+
+    It ends before whatever may be the first part of a secret, which `masked` would not recognise.
+    """
+    if len(text) <= most:
+        return text
+    end = most
+    if not text[most - 1].isspace():
+        word = most - len(text[:most].rsplit(maxsplit=1)[-1])
+        end = max(word, most - _LONGEST_SECRET)
+        if (url := text.find("://", word, end)) >= 0:
+            end = url
+    return f"{text[:end]}… ({len(text) - end:,} more characters)"
+
+
+def _without_passwords(text: str) -> str:
+    """The text with the passwords of its URLs hidden.
+
+    Each stretch without spaces is searched once: one expression for user and password searches it from every "://".
+    """
+    if "@" not in text:
+        return text
+    pieces, at, stretch, last = [], 0, 0, -1
+    for user in _USER.finditer(text):
+        start = user.end()
+        if start >= stretch and (password := _PASSWORD.match(text, start)):
+            stretch, last = password.end(), text.rfind("@", start, password.end())
+        if at <= user.start() and last > start:
+            pieces += text[at:start], ":", HIDDEN
+            at = last
+    return "".join([*pieces, text[at:]])
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from embq.core.redaction import masked, printable
+from embq.core.redaction import cut, masked, printable
 
 if TYPE_CHECKING:
     from embq.app.searching.query import Result
@@ -46,4 +46,4 @@ def _tile(result: Result, picture: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return escape(printable(masked(text[:MOST_TEXT])))
+    return escape(printable(masked(cut(text, MOST_TEXT))))

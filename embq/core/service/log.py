@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from embq.core.redaction import masked, printable
+from embq.core.redaction import cut, masked, printable
 from embq.core.settings import log_format
 
 FOREIGN = "message"
@@ -22,9 +22,9 @@ FOREIGN = "message"
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        line = f"{stamp} {record.levelname.lower()} {record.name} {printable(record.getMessage())}"
+        line = f"{stamp} {record.levelname.lower()} {record.name} {printable(cut(record.getMessage()))}"
         if record.exc_info:  # indented, so that no text in it looks like an event
-            line += "".join(f"\n  {printable(text)}" for text in self.formatException(record.exc_info).splitlines())
+            line += "".join(f"\n  {printable(cut(text))}" for text in self.formatException(record.exc_info).splitlines())
         return masked(line)
 
 
@@ -116,7 +116,7 @@ class Events:
 def _line(event: str, fields: dict[str, object]) -> str:
     parts = [event]
     for name, value in fields.items():
-        text = " ".join(str(value).split())
+        text = " ".join(cut(str(value)).split())
         parts.append(f"{name}={text!r}" if " " in text else f"{name}={text}")
     return " ".join(parts)
 
@@ -129,4 +129,4 @@ def _plain(value: object, name: str = "") -> object:
         return {str(key): _plain(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, name) for item in value]
-    return masked(f"{name}={value}")[len(name) + 1 :]
+    return masked(f"{name}={cut(str(value))}")[len(name) + 1 :]
