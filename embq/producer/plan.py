@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 
-from braceexpand import braceexpand
-
 from embq.core.errors import EmbqError, InputError, UsageError
 from embq.core.models import MODALITIES
 from embq.core.rows.metadata import find_columns
@@ -25,6 +23,7 @@ from embq.producer.input_scan import InputScan
 from embq.producer.selection import Selection
 from embq.sources.access.files import absolute, exists, has_magic, join, match
 from embq.sources.access.listings import cached_listings
+from embq.sources.access.patterns import expand_braces
 from embq.sources.access.urls import check_source
 from embq.sources.extensions import ALL
 from embq.sources.formats.image_folder import OUTPUT, walk_with
@@ -124,14 +123,8 @@ def _expand(inputs: Sequence[str], skipped: Counter[str]) -> Iterator[tuple[str,
             yield absolute(text), ""
             continue
         folder = absolute(re.split(r"[{*?\[]", text, maxsplit=1)[0].rpartition("/")[0] or ".")
-        try:
-            patterns = braceexpand(text) if "{" in text else iter([text])
-            for pattern in patterns:
-                yield from ((path, folder) for path in _matches(pattern, skipped))
-        except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
-            raise InputError(
-                f"{text!r}: these braces cannot be expanded", next_step="for example 'shards/{00000..00099}.tar'"
-            ) from error
+        for pattern in expand_braces(text, "'shards/{00000..00099}.tar'") if "{" in text else [text]:
+            yield from ((path, folder) for path in _matches(pattern, skipped))
 
 
 def _matches(pattern: str, skipped: Counter[str]) -> Iterator[str]:

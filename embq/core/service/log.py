@@ -24,7 +24,8 @@ class _TextFormatter(logging.Formatter):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         line = f"{stamp} {record.levelname.lower()} {record.name} {printable(cut(record.getMessage()))}"
         if record.exc_info:  # indented, so that no text in it looks like an event
-            line += "".join(f"\n  {printable(cut(text))}" for text in self.formatException(record.exc_info).splitlines())
+            lines = self.formatException(record.exc_info).splitlines()
+            line += "".join(f"\n  {printable(cut(text))}" for text in lines)
         return masked(line)
 
 

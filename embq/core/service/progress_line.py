@@ -40,7 +40,7 @@ def size_text(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-_COMMAND = re.compile(r"`[^`\n]*`|(?<=: )embq .*$")
+_COMMAND = re.compile(r"`[^`\n]*`|(?<=: )embq .*")
 
 
 def folded(text: str, *, err: bool = False) -> str:

@@ -145,7 +145,7 @@ def _numbered(folder: FilePath, suffix: str) -> dict[str, FilePath]:
     values: dict[int, FilePath] = {}
     files: Iterator[FilePath] = folder.glob(f"[!.]*{suffix}")
     for path in sorted(files, key=str):
-        match = re.search(r"(\d+)$", path.stem)
+        match = re.search(r"(?<!\d)(\d{1,18})\Z", path.stem)
         number = match[1] if match else path.stem
         if match and (twin := values.setdefault(int(number), path)) != path:
             raise InputError(

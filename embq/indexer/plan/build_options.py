@@ -82,7 +82,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: `text` is no size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*+(\d{1,18}+(?:\.\d*+)?|\.\d++)\s*+([kmgt]?)(?:i?b)?\s*+", text, re.IGNORECASE)
     if match is None:
         raise UsageError(f"{text!r} is no size", next_step="Write it as 16G, 500M or a number of bytes.")
     return int(float(match[1]) * _UNITS[match[2].lower()])
@@ -94,7 +94,7 @@ def parse_recall(text: str) -> tuple[float, int]:
     Raises:
         UsageError: `text` is no such target.
     """
-    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*(?:@\s*(\d+))?\s*", text)
+    match = re.fullmatch(r"\s*+(\d++(?:\.\d++)?|\.\d++)\s*+(?:@\s*+(\d{1,9}))?\s*+", text)
     if match is None or not 0 < float(match[1]) <= 1 or match[2] == "0":
         raise UsageError(
             f"{text!r} is no recall target",

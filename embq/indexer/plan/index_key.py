@@ -9,6 +9,7 @@ from embq.core.errors import UsageError
 from embq.indexer.plan.codec_choices import lists_for
 from embq.indexer.plan.codecs import TRANSFORM, Codec, codec
 
+_MAX_KEY = 200
 _LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA([1-9]\d*),)?Flat\))?")
 _OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
@@ -38,6 +39,8 @@ def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
             the nearest key that can.
     """
     text = text.replace(" ", "")
+    if len(text) > _MAX_KEY:  # patterns below look ahead to its end
+        raise UsageError(f"--index-key {text[:60]}... has {len(text):,} characters", next_step="Write IVF4096,SQ8.")
     suggested = lists_for(rows)
     _refuse_wrapped(text)
     parts = _parts(text, suggested)

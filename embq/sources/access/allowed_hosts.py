@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from braceexpand import braceexpand
-
 from embq.core.errors import SourceError
 from embq.core.networks import Hosts, is_public
 from embq.core.storage.paths import is_url
+from embq.sources.access.patterns import expand_braces
 from embq.sources.access.urls import is_inside
 
 _PORTS = {"http": 80, "https": 443, "webhdfs": 50070, "hdfs": 8020, "sftp": 22}
@@ -109,7 +108,7 @@ def hosts_named(inputs: Sequence[str]) -> list[str]:
         scheme, _, rest = text.partition("://")
         if scheme.lower() in _PORTS:
             host = rest.partition("/")[0].rpartition("@")[2]
-            hosts += braceexpand(host) if "{" in host else [host]
+            hosts += expand_braces(host, "'https://{a,b}.example.org/*.tar'") if "{" in host else [host]
     return list(dict.fromkeys(hosts))
 
 

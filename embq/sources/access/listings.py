@@ -13,6 +13,7 @@ from typing import Any
 
 from embq.core.errors import SourceError
 from embq.sources.access.filesystems import bare, filesystem, missing, url_of
+from embq.sources.access.patterns import matcher, simplified
 from embq.sources.access.ranged_reads import with_retries
 from embq.sources.access.urls import is_http, path_of, walks_itself
 from embq.sources.interface import FileStatus
@@ -97,8 +98,10 @@ def match(pattern: str) -> list[str]:
     """The URLs of the files that a pattern with *, ** or [] matches, sorted."""
     if walks_itself(pattern):
         return _match_below(pattern)
-    infos = with_retries(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
-    return sorted(url_of(pattern, str(name)) for name, info in infos.items() if info.get("type") != "directory")
+    fits, simple = matcher(bare(pattern)), simplified(bare(pattern))
+    infos = with_retries(pattern, lambda: filesystem(pattern).glob(simple, detail=True))
+    files = (str(name) for name, info in infos.items() if info.get("type") != "directory")
+    return sorted(url_of(pattern, name) for name in files if fits(name))
 
 
 def _below(url: str, depth: int, relative: str = "") -> Iterator[tuple[str, FileStatus]]:
@@ -115,16 +118,13 @@ def _below(url: str, depth: int, relative: str = "") -> Iterator[tuple[str, File
 
 
 def _match_below(pattern: str) -> list[str]:
-    # Here, for fsspec reads the names of all installed packages: a twentieth of the start of every service.
-    from fsspec.utils import glob_translate
-
     literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     root = literal[: literal.rindex("/") + 1]
     rest = pattern.removeprefix(root)
-    fits = re.compile(glob_translate(rest))
+    fits = matcher(rest)
     depth = sys.maxsize if "**" in rest else rest.count("/") + 1
     try:
-        return sorted(root + relative for relative, _ in _below(root, depth) if fits.match(relative))
+        return sorted(root + relative for relative, _ in _below(root, depth) if fits(relative))
     except SourceError as error:
         if error.code == "source_missing":
             return []

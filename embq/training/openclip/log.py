@@ -30,7 +30,7 @@ _LINE = re.compile(
     rf"Batch \(t\): {_NUMBER}, {_NUMBER}/s, {_NUMBER}/s/gpu"
 )
 _LOSS = re.compile(r" Loss: (\d+\.\d*|nan|inf) ")
-_SETTING = re.compile(r"\| INFO \|   (\w+): (.*)$")
+_SETTING = re.compile(r"\| INFO \|   (\w+): (.*)")
 """open_clip logs each argument of a training, as it writes them to `params.txt`."""
 
 

@@ -8,11 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from braceexpand import braceexpand
-
 from embq.core.errors import InputError
 from embq.core.storage.paths import is_url
 from embq.sources.access.files import base_name, has_magic, match
+from embq.sources.access.patterns import expand_braces
 from embq.sources.access.urls import check_url, is_http, path_of
 from embq.training.shards.sizes import SIZES, sizes_beside
 
@@ -75,7 +74,7 @@ def _consecutive(numbers: Iterable[str]) -> list[list[str]]:
 
 EXAMPLE = "for example 'shards/train-{000000..000099}.tar', 'shards/*.tar' or a folder"
 
-_JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
+_JOINT = re.compile(r"::(?![0-9A-Fa-f:.]{0,45}\])")
 """Separator of expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
 
 
@@ -116,11 +115,8 @@ def _part(text: str) -> Iterator[str]:
     if "{" not in text or os.path.lexists(text):
         yield from _matches(text)
         return
-    try:
-        for pattern in braceexpand(text):
-            yield from _matches(pattern)
-    except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
-        raise InputError(f"{text!r}: these braces cannot be expanded", next_step=EXAMPLE) from error
+    for pattern in expand_braces(text, EXAMPLE.removeprefix("for example ")):
+        yield from _matches(pattern)
 
 
 def _check_kind(text: str) -> None:

@@ -29,7 +29,7 @@ MOST_VIEWS = 64
 
 _Page = tuple[str, RunQuery, bool]
 """Run, "" for all; which of all; and whether the viewer may act."""
-_LINE_ENDS = re.compile(r"\s*[\r\n]+\s*")
+_LINE_ENDS = re.compile(r"[\r\n]\s*")
 
 
 @dataclass(slots=True)
