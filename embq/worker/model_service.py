@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from embq.core.broker.client import ANSWER_S, RESULT_S
-from embq.core.errors import DeviceFullError, ModelError, OutputError
+from embq.core.errors import ConfigError, DeviceFullError, EmbqError, InputError, ModelError, OutputError
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Rate, report_rate
 from embq.core.queue.scripts import load_scripts
@@ -57,6 +57,9 @@ def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
                     next_step="end what else uses its memory, or take fewer --workers or a smaller model",
                 ) from error
             log.warning("device_full", model=model.spec, device=context.options.device, why=error.message)
+        except (ConfigError, InputError) as error:
+            # A plug-in that does not load, say. The spec comes from a run, so it is the model that is refused.
+            raise ModelError(error.message, next_step=error.next_step, code=error.code) from error
         # Out here the exception is gone, and with it what it held of the model.
         free_memory(context.options.torch_device)
         again_at = time.monotonic() + FULL_PAUSE_S
@@ -107,6 +110,7 @@ class ModelService:
             transport=self.options.transport,
             version=self.options.version,
             finished=context.report.finished,
+            refuse=self._refuse,
         )
         self.claimer = Claimer(
             context,
@@ -130,7 +134,13 @@ class ModelService:
             bottleneck=Bottleneck(self.meter, modalities=model.modalities, decode=model.decode),
         )
         self.pipeline = Pipeline(
-            embedder, self.leases, self.meter, publish, prefetch=MOST_AHEAD, roots=context.settings.roots
+            embedder,
+            self.leases,
+            self.meter,
+            publish,
+            prefetch=MOST_AHEAD,
+            roots=context.settings.roots,
+            refuse=self._refuse,
         )
 
     def serve(self) -> Turn | None:
@@ -225,6 +235,11 @@ class ModelService:
                 unit.release()
             else:
                 kept_s += ends_s - before_s
+
+    def _refuse(self, unit: LeasedUnit, error: EmbqError) -> None:
+        """Leave the run of a unit to other machines: an error that no restart cures must not end this one for all."""
+        self.context.scheduler.refuse_run(unit.run, error)
+        unit.release()
 
     def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
         client = self.context.connect(answer_s)

@@ -96,7 +96,7 @@ class Claimer:
     def next_units(self) -> Iterator[LeasedUnit]:
         """Claim units, each as it is asked for; none if enough are in hand, or where no hint comes for a moment.
 
-        Raises ConfigError if a run was begun with other weights, preprocessing or precision.
+        Raises ConfigError if all there is to serve was begun with other weights, preprocessing or precision.
         """
         self.receiver.beat()
         room = 0 if self.context.locality.rests else self.policy.room()
@@ -122,12 +122,16 @@ class Claimer:
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
             return None
+        scheduler = self.context.scheduler
         try:
             check_dims(record, self.embedder.dims)
         except InputError as error:
-            self.context.scheduler.refuse_run(record.run, error)
+            scheduler.refuse_run(record.run, error)
             return None
         ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
+        if scheduler.refuses(hint.run):
+            ledger.hint_again(hint.u)  # for another machine
+            return None
         token = new_token(hint.gen, self.context.options.name)
         claim = ledger.claim(
             hint.u,
@@ -138,15 +142,20 @@ class Claimer:
             unit_s=self.meter.throughput.seconds_of(hint.unit) or 0.0,
         )
         if claim.word == "fingerprint":
-            raise ConfigError(
+            other_model = ConfigError(
                 f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
                 f"{claim.detail}) than this worker has ({self.embedder.fingerprint})",
                 next_step="use the same model files and library versions on every machine, or start a new run",
                 code="wrong_model",
             )
+            scheduler.refuse_run(record.run, other_model)
+            if scheduler.refuses_all():
+                raise other_model
+            return None
         if not claim.granted:
             self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
             return None
+        scheduler.served(record.run)
         unit = LeasedUnit(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
         # Only after the claim, so that it is hinted again at once.
         if self.context.locality.leaves(hint.run, hint.unit, self.model.spec):

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import redis
 
-from embq.core.errors import InputError
+from embq.core.errors import EmbqError
 from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.fair_queue import VirtualTimes
@@ -29,6 +29,9 @@ from embq.core.service.log import Events
 POLL_S = 0.3
 IDLE_S = 1.0
 """After so long without a unit in hand or a hint, the scheduler is asked whether something else has work."""
+REFUSED_RETRY_S, REFUSED_S = 10.0, 600.0
+"""A refused run is claimed again after so long by a process that has its model loaded, and counts as work again after
+so long: what it was refused for may be a value in the broker that any user can write, and that its writer mends."""
 Work = ModelConfig | IndexBuild
 """Work of a process: a model, or the build of an index. Each has a queue."""
 
@@ -98,7 +101,10 @@ class Scheduler:
         self.is_aside = is_aside
         self._scripts = load_scripts(client)
         self._refused: set[Work] = set()
-        self._refused_runs: set[str] = set()
+        self._refused_runs: dict[str, tuple[float, float]] = {}
+        """Run -> when it was refused first, and last."""
+        self._has_served = False
+        self._first_runs: frozenset[str] | None = None
 
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
         """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
@@ -142,13 +148,42 @@ class Scheduler:
         self._refused.add(turn.model)
         self.end(turn, spent_s=0.0)
 
-    def refuse_run(self, run: str, error: InputError) -> None:
-        """Serve a run no more, for what its user should know; raises the error if there is no other to serve."""
+    def refuse_run(self, run: str, error: EmbqError) -> None:
+        """Serve a run no more, because of `error`. Raises it if the process serves no other run.
+
+        Safe to call from any thread.
+        """
         if self.run:
             raise error
+        now = time.monotonic()
         if run not in self._refused_runs:
-            self._refused_runs.add(run)
             log.error("run_refused", run=run, code=error.code, why=error.message, next=error.next_step)
+        self._refused_runs[run] = (self._refused_runs.get(run, (now, now))[0], now)
+
+    def refuses(self, run: str) -> bool:
+        """Whether a run was refused a moment ago, so that its units are left to other machines."""
+        return self._was_refused(run, REFUSED_RETRY_S)
+
+    def _was_refused(self, run: str, within_s: float) -> bool:
+        return time.monotonic() - self._refused_runs.get(run, (0.0, float("-inf")))[1] < within_s
+
+    def served(self, run: str) -> None:
+        """Note that a unit of a run was claimed."""
+        self._has_served = True
+        if run in self._refused_runs:  # which is not logged again
+            self._refused_runs[run] = (self._refused_runs[run][0], float("-inf"))
+
+    def refuses_all(self) -> bool:
+        """Whether this worker is misconfigured: it refuses, again and again, all work that there was when it began.
+
+        A run that came later, or that it has served, proves nothing: whoever may hand runs over could end all workers
+        with one value.
+        """
+        if self._has_served or (self.can_index is not None and announced(self.client)):
+            return False
+        last = time.monotonic() - REFUSED_RETRY_S
+        again = {run for run, (first, _) in self._refused_runs.items() if first < last}
+        return {record.run for record in self._records()} <= again & (self._first_runs or set())
 
     def is_needed(self, model: Work) -> bool:
         """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed.
@@ -220,7 +255,7 @@ class Scheduler:
             backlog = Backlog.of(run, values)
             if isinstance(work, IndexBuild) or backlog.state not in (RunState.DONE, RunState.ABSENT):
                 survey.unfinished.add(work)
-            refused = run in self._refused_runs or self.is_aside(run)
+            refused = self._was_refused(run, REFUSED_S) or self.is_aside(run)
             if backlog.state != RunState.RUNNING or refused:
                 continue
             weight = backlog.priority
@@ -231,7 +266,10 @@ class Scheduler:
         return survey
 
     def _records(self) -> list[RunRecord]:
-        return [record for record in active(self.client).values() if self.run in ("", record.run)]
+        records = [record for record in active(self.client).values() if self.run in ("", record.run)]
+        if self._first_runs is None:
+            self._first_runs = frozenset(record.run for record in records)
+        return records
 
 
 def _has_work(backlog: Backlog, hinted: int, results: int) -> bool:

@@ -24,7 +24,7 @@ from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Meter
 from embq.worker.stages.embed import EmbedStage, can_wait
 from embq.worker.stages.publish import Publisher
-from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage, Source
+from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage, Refuse, Source, give_up
 
 BYTES_AHEAD = 256 * 1024 * 1024
 """Between reader and device: as many samples as the embed stage asks for, and no more bytes than this."""
@@ -94,6 +94,7 @@ class Pipeline:
         prefetch: claimed units that wait for the reader.
         source: returns the samples of a unit; None reads its input.
         roots: folders that inputs may come from; empty allows all.
+        refuse: see `ReadStage`.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Pipeline:
         prefetch: int,
         source: Source | None = None,
         roots: Sequence[str] = (),
+        refuse: Refuse = give_up,
     ) -> None:
         self.leases = leases
         self.error: BaseException | None = None
@@ -124,6 +126,7 @@ class Pipeline:
             meter,
             source=source,
             roots=roots,
+            refuse=refuse,
             hand_on=self._put_chunk,
             upcoming=self._units.waiting,
         )

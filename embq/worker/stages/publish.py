@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embq.core.broker.bounded import RESULT_BYTES
-from embq.core.errors import EmbqError, OutputError
+from embq.core.errors import ConfigError, EmbqError, OutputError
 from embq.core.formats.part import UNIT_FORMATS, write_unit
 from embq.core.queue.keys import VERSION
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, PublishVerdict
@@ -34,6 +34,7 @@ from embq.core.storage.paths import Place, place
 from embq.core.units import Sample
 from embq.worker.claim.lease import ASIDE, LeasedUnit, UnitPart
 from embq.worker.meter.meter import Meter
+from embq.worker.stages.read import Refuse, give_up
 
 INLINE_BYTES = 256 * 1024
 """Results up to this size travel in the stream: a staging file would cost more than the broker's memory is worth."""
@@ -112,6 +113,7 @@ class PublishStage(Publisher):
         dims: output of the model -> vector length.
         version: of embq, for what is written as a part.
         finished: called for each unit whose result was taken.
+        refuse: gives back a unit whose result cannot be left in the output's storage from this machine.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class PublishStage(Publisher):
         transport: str,
         version: str = "",
         finished: Callable[[], None] = lambda: None,
+        refuse: Refuse = give_up,
     ) -> None:
         self.meter = meter
         self.fingerprint = fingerprint
@@ -130,6 +133,7 @@ class PublishStage(Publisher):
         self.transport = transport
         self.version = version
         self.finished = finished
+        self.refuse = refuse
         self.log = Events("worker")
         self._shared_from: dict[tuple[str, str, Place], float] = {}
         self._infos: dict[str, RunInfo] = {}
@@ -208,7 +212,11 @@ class PublishStage(Publisher):
             if result.part is not None and isinstance(place(lease.record.output), ObjectPath):
                 self._put(result)
             if result.staged is None and (result.part is not None or self._use_file(lease, len(result.data))):
-                result.staged = self._staged(result)
+                try:
+                    result.staged = self._staged(result)
+                except ConfigError as error:
+                    self.refuse(lease, error)
+                    return True
                 if result.staged is None:
                     return False
             size = len(result.data)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from embq.core.errors import SampleError, SourceError
+from embq.core.errors import ConfigError, EmbqError, InputError, SampleError, SourceError
 from embq.core.service.log import Events
 from embq.core.units import Sample, key_without_chunks
 from embq.sources.access.read_ahead import ReadAhead
@@ -48,7 +48,13 @@ CUT_TEXT_FACTOR = 6
 
 
 Source = Callable[[LeasedUnit], Iterable[Sample]]
+Refuse = Callable[[LeasedUnit, EmbqError], None]
 Answers = tuple[Sequence[Sample], Sequence[Prepared | SampleError]]
+
+
+def give_up(_lease: LeasedUnit, error: EmbqError) -> None:
+    """Raise the error: the `Refuse` of a process without other runs."""
+    raise error
 
 
 class Chunk:
@@ -104,6 +110,7 @@ class ReadStage:
         source: returns the samples of a unit; raises SourceError as `embq.sources.unit_reader.read` does.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
+        refuse: gives back a unit that cannot be read on this machine, for an error that concerns its run alone.
         upcoming: the units that wait for this stage, the next one first.
     """
 
@@ -116,6 +123,7 @@ class ReadStage:
         source: Source | None = None,
         roots: Sequence[str],
         hand_on: Callable[[Chunk | EndOfUnit], None],
+        refuse: Refuse = give_up,
         upcoming: Callable[[], list[LeasedUnit]] = list,
     ) -> None:
         self.embedder = embedder
@@ -127,6 +135,7 @@ class ReadStage:
         self.source = source or self._of_input
         self.roots = roots
         self.hand_on = hand_on
+        self.refuse = refuse
         self.upcoming = upcoming
         self.ahead = ReadAhead()
         self.encoded = EncodedAhead(meter.times.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
@@ -172,6 +181,9 @@ class ReadStage:
                     return count, None
         except SourceError as error:
             return count, error
+        except (ConfigError, InputError) as error:
+            self.refuse(lease, error)
+            return count, None
         planned = lease.unit.expected
         if planned is not None and count != planned:
             return count, SourceError(
