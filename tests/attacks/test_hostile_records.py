@@ -30,7 +30,7 @@ from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.stages import read as reading
 from embq.worker.supervisor.protocol import WorkerOptions
 from embq.writer.service import WriterService
-from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
+from tests.support.outputs.run_case import DIM, make_case, sample
 from tests.support.waiting import wait_until
 
 
