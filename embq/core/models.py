@@ -148,10 +148,14 @@ class ModelSpec:
         family, _, name = head.strip().partition(":")
         model_family = family_of(family)
         if model_family is None:
+            from embq.core.model_names import suggestions
+
             names = (*FAMILIES, *plugins.enabled(plugins.MODELS))
+            near = suggestions(head.strip(), names)
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)
+                or (f"did you mean {' or '.join(near)}?" if near else "")
                 or "\n    ".join(["use one of", *(model.help for name in names if (model := family_of(name)))]),
             )
         if (family == "minilm") != (name == ""):

@@ -60,6 +60,7 @@ class RetryResult:
         info: the run as it is now, with the retry units if they were added.
         units: retry units.
         samples, whole_units: retried failures by code: of single samples, and of whole units.
+        standing: failures that stand, by code, whichever were chosen.
         under_way: failures that an earlier retry covers, which is not done yet.
         chunks: failures of single chunks of texts, which are left out.
         missing: missing files, whose failures are left out.
@@ -69,6 +70,7 @@ class RetryResult:
     units: int = 0
     samples: Counter[str] = field(default_factory=Counter)
     whole_units: Counter[str] = field(default_factory=Counter)
+    standing: Counter[str] = field(default_factory=Counter)
     under_way: int = 0
     chunks: int = 0
     missing: tuple[str, ...] = ()
@@ -175,6 +177,8 @@ class _Planning:
             )
 
     def _picked(self, failures: pa.Table) -> pa.Table:
+        for counted in pc.value_counts(failures["code"]).to_pylist():
+            self.result.standing[counted["values"]] += counted["counts"]
         if self._chosen.codes:
             failures = failures.filter(pc.is_in(failures["code"], pa.array(self._chosen.codes)))
         if self._chosen.units:

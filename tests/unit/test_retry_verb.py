@@ -78,3 +78,12 @@ def test_a_run_that_rests_is_told_to_go_on_first(tmp_path: Path, capsys: pytest.
     save_control(Layout(out), Control(state="paused"))
     assert run(["retry", str(out)]) == Exit.TRY_LATER
     assert f"embq resume {out}" in capsys.readouterr().err
+
+
+def test_a_code_that_no_failure_has_is_told_with_those_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = failing_run(tmp_path)
+    assert run(["retry", str(out), "--dry-run", "--code", "nope"]) == Exit.DONE
+    there = "empty_text (2), missing_text (1)"
+    assert f"no failure has the code nope; codes of the failures that stand: {there}" in capsys.readouterr().err

@@ -79,6 +79,8 @@ FOREIGN_VERBS = {"end2end": ["embq run"], "back": ["embq serve"], "filter": ["em
 """Those without a translation -> ours, as suggestions."""
 
 HELP = ("-h", "--help")
+WORDS = {"help": "--help", "version": "--version"}
+"""First words that stand for an option, as in `embq help run`: many tools have verbs of these names."""
 
 TABLES = {
     *("run", "enqueue", "plan", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
@@ -137,7 +139,7 @@ class JoinedBash(BashComplete):
     context_settings={"help_option_names": list(HELP), "token_normalize_func": lambda name: name.replace("_", "-")},
     epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
 )
-@click.version_option(package_name="embq", prog_name="embq")
+@click.version_option(None, "-V", "--version", package_name="embq", prog_name="embq")
 def cli() -> None:
     """Embed images and texts, exactly once each, on any number of GPUs."""
 
@@ -161,6 +163,8 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns its exit status. Every error becomes one message on stderr."""
+    if arguments and (option := WORDS.get(arguments[0])):
+        arguments = [*arguments[1:], option]
     try:
         result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE

@@ -147,8 +147,7 @@ _OPTIONS = (
     ),
     option(
         "--limit",
-        type=click.IntRange(min=0),
-        default=0,
+        type=click.IntRange(min=1),
         help="Only the first N images of a folder, units with the first N texts, or N shards.  [all]",
     ),
     section(GENERAL),
@@ -193,7 +192,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             include=options["include"],
             exclude=options["exclude"],
             sample=options["sample"],
-            limit=options["limit"],
+            limit=options["limit"] or 0,
         ),
         priority=options["priority"] or PRIORITY,
         chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"], late=options["late_chunking"]),

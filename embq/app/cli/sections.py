@@ -57,8 +57,27 @@ NO_COLOR = click.Option(
 """--no-color, before or behind the verb."""
 
 
+FOREIGN_OPTIONS = {
+    **dict.fromkeys(("--gpu", "--gpus", "--device", "--num-gpus", "--num_gpus", "--tensor-parallel-size"), "--devices"),
+    **dict.fromkeys(("--out", "--output-folder", "--output_folder", "--output-dir"), "--output"),
+    **dict.fromkeys(("--model-name", "--model_name", "--model-id", "--clip-model", "--clip_model"), "--model"),
+}
+"""Option of another tool -> ours, which is suggested by the verbs that have it."""
+
+
 class SectionedCommand(click.Command):
     """A verb, with the options in its help by `section`, and --no-color."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments as click does, and name our option for one that other tools have."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ours = FOREIGN_OPTIONS.get(error.option_name)
+            if ours and any(ours in param.opts for param in self.params):
+                why = f"No such option {error.option_name!r}. Did you mean {ours!r}?"
+                raise click.NoSuchOption(error.option_name, why, ctx=error.ctx) from None
+            raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters of the verb, --no-color and --help."""

@@ -21,7 +21,7 @@ from embq.app.serving.served_index import ServedIndex, modality_of
 from embq.core.errors import EmbqError, InputError, TryLaterError, UsageError, command_line
 from embq.core.service.log import Events
 from embq.core.storage.objects import ObjectPath
-from embq.core.storage.paths import Place, is_url, place, refuse_unnameable
+from embq.core.storage.paths import Place, is_url, place, refuse_missing, refuse_unnameable
 
 LOOK_S = 1.0
 """Between looks at CURRENT: one stat of one small file."""
@@ -105,6 +105,8 @@ def _index_folders(folder: Place) -> Sequence[Place]:
     from embq.indexer.index_files.version import indexes_below
 
     refuse_unnameable(str(folder))
+    if isinstance(folder, Path):
+        refuse_missing(folder)
     with asking(folder) if isinstance(folder, ObjectPath) else nullcontext():
         if (folder / "CURRENT").exists():
             return [folder]

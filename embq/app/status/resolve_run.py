@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import redis
 
@@ -16,7 +18,7 @@ from embq.core.queue.runs import RunRecord, foreign_runs, registered
 from embq.core.queue.uploads import UploadProgress, in_progress, outcome_of
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
-from embq.core.storage.paths import Place, is_folder, place
+from embq.core.storage.paths import Place, is_folder, place, refuse_missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class ResolvedRun:
     def registered(self) -> tuple[RunRecord, redis.Redis]:
         """The run as the broker knows it, and the broker; InputError if it knows none, ConfigError without one."""
         if self.client is None:
+            if self.root is None and not re.fullmatch(r"[0-9a-f]{16}", self.run):
+                refuse_missing(Path(self.run))
             raise ConfigError(
                 f"no `embq run` is at work on {self.root or self.run} on this machine, and no broker is configured",
                 next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -177,7 +178,7 @@ def retry(
     root = place(output)
     chosen = FailureFilter(codes=codes, units=units)
     retried = preview(root, chosen) if dry_run else retry(root, chosen, version=embq.__version__)
-    for line in notes(retried):
+    for line in (*notes(retried), *_unknown_codes(retried, codes)):
         click.echo(line, err=True)
     to_do = bool(retried.units or retried.under_way) and not dry_run
     url = settings_with(broker).broker_url
@@ -234,6 +235,17 @@ def notes(retried: RetryResult) -> list[str]:
             "rows that stay; make a new run of these texts"
         )
     return lines
+
+
+def _unknown_codes(retried: RetryResult, codes: Sequence[str]) -> list[str]:
+    """Return a line on those of the chosen codes that no failure has, with the codes that there are."""
+    from embq.core.redaction import printable
+
+    unknown = [code for code in codes if code not in retried.standing]
+    if not unknown:
+        return []
+    there = ", ".join(f"{printable(code)} ({count:,})" for code, count in retried.standing.most_common(20)) or "none"
+    return [f"no failure has the code {' or '.join(unknown)}; codes of the failures that stand: {there}"]
 
 
 def _plural(count: int, what: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -157,8 +158,9 @@ def load_run(root: Place) -> RunInfo:
     try:
         planned = _read(layout)
     except (FileNotFoundError, NotADirectoryError) as error:
+        why = "it does not exist" if isinstance(root, Path) and not root.exists() else "it has no run.json"
         raise InputError(
-            f"{root} is not an embq output folder: it has no run.json",
+            f"{root} is not an embq output folder: {why}",
             next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
         ) from error
     except OSError as error:

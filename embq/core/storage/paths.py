@@ -76,6 +76,15 @@ def refuse_unnameable(path: str) -> None:
     raise UsageError(f"{path!a} cannot be used: {why}", next_step=next_step)
 
 
+def refuse_missing(path: Path) -> None:
+    """Raise InputError if there is no folder at a path that a user gave as an output folder or an index."""
+    if not os.path.isdir(path):
+        raise InputError(
+            f"{path} is not a folder" if os.path.lexists(path) else f"{path} does not exist",
+            next_step="check the name; `embq run INPUT -o OUT` makes an output folder",
+        )
+
+
 def is_url(text: str) -> bool:
     """True if a user's text is a URL and no path of this machine."""
     return "://" in text

@@ -23,7 +23,7 @@ from msgspec import Meta
 from embq.core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
 from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
-from embq.core.storage.paths import Place, is_url, refuse_unnameable
+from embq.core.storage.paths import Place, is_url, refuse_missing, refuse_unnameable
 from embq.indexer.collection.opening import Collection
 from embq.indexer.index_files.files import File, asking, damaged, from_json, read_json, read_small, to_json
 from embq.indexer.plan.index_plan import IndexPlan
@@ -246,6 +246,7 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     """
     if isinstance(path, Path):
         refuse_unnameable(os.path.abspath(path))
+        refuse_missing(path)
     if (path / CURRENT).exists():
         return path
     if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():

@@ -259,11 +259,9 @@ def _output_of(program: str, **shown: str) -> list[Any]:
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
     """The error if a CUDA device is asked for and there is none."""
     why, remedy = why_no_gpu(cuda_visible)
-    cpu = (
-        "add COMPOSE_FILE=docker-compose.yml:deploy/docker-compose.cpu.yml to .env, and `docker compose up -d`"
-        if _in_container()
-        else "--devices cpu"
-    )
+    cpu = "--devices cpu"
+    if _in_container():
+        cpu += ", or in the container stack COMPOSE_FILE=docker-compose.yml:deploy/docker-compose.cpu.yml in .env"
     return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{remedy}; for the CPU: {cpu}")
 
 

@@ -1,0 +1,47 @@
+"""Suggestions for names of models that are no model spec, such as `BAAI/bge-small-en` and `ViT-B-32`.
+
+No model library is imported here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+MINILM = "all-minilm-l6-v2"
+"""The model that `minilm` is, in small letters."""
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+_OPEN_CLIP_NAME = re.compile(r"(?:ViT|RN|EVA|coca|convnext|xlm|nllb|MobileCLIP|vit_|swin)[\w.@-]{0,96}", re.ASCII)
+_MARKS = {"modules.json": "st", "open_clip_config.json": "open_clip", "config.json": "hf"}
+"""File of a model's folder -> family that reads it, in the order of precedence."""
+
+
+def suggestions(name: str, families: Iterable[str]) -> list[str]:
+    """Return the model specs that `name` may stand for, the likeliest first; none if it is like nothing known.
+
+    Args:
+        name: what the user gave, without parameters.
+        families: names of the families that there are.
+    """
+    if name.lower().rpartition("/")[2] == MINILM:
+        return ["minilm", f"st:{name if '/' in name else f'sentence-transformers/{name}'}"]
+    if os.path.isdir(name):
+        return [f"{family}:{name}" for mark, family in _MARKS.items() if os.path.isfile(os.path.join(name, mark))][:1]
+    base, _, tag = name.partition("/")
+    if _OPEN_CLIP_NAME.fullmatch(base) or base in _open_clip_names():
+        return [f"open_clip:{base}/{tag or 'TAG'}"]
+    if _HUB_ID.fullmatch(name):
+        return [f"st:{name}", f"hf:{name}"]
+    return difflib.get_close_matches(name[:100].partition(":")[0], families, n=1, cutoff=0.7)
+
+
+def _open_clip_names() -> set[str]:
+    """The architectures of the installed open_clip, by its files of configurations."""
+    found = importlib.util.find_spec("open_clip")
+    if found is None or found.origin is None:
+        return set()
+    return {path.stem for path in (Path(found.origin).parent / "model_configs").glob("*.json")}

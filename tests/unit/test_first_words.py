@@ -1,0 +1,86 @@
+"""What people type first: words of other tools, names without a family, folders that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embq.app.cli.entry_point import VERBS, run
+from embq.app.cli.sections import FOREIGN_OPTIONS
+from embq.core.errors import Exit, ModelError
+from embq.core.model_names import suggestions
+from embq.core.models import FAMILIES, ModelSpec
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        ("help", "Usage: embq [OPTIONS] COMMAND"),
+        ("help run", "Usage: embq run "),
+        ("help index add", "Usage: embq index add "),
+        ("version", "embq, version "),
+        ("-V", "embq, version "),
+    ],
+)
+def test_help_and_version_are_words_too(words: str, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == Exit.DONE
+    assert capsys.readouterr().out.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("sentence-transformers/all-MiniLM-L6-v2", ["minilm", "st:sentence-transformers/all-MiniLM-L6-v2"]),
+        ("all-MiniLM-L6-v2", ["minilm", "st:sentence-transformers/all-MiniLM-L6-v2"]),
+        ("BAAI/bge-small-en", ["st:BAAI/bge-small-en", "hf:BAAI/bge-small-en"]),
+        ("ViT-B-32", ["open_clip:ViT-B-32/TAG"]),
+        ("ViT-B-32/openai", ["open_clip:ViT-B-32/openai"]),
+        ("mt5-base-ViT-B-32", ["open_clip:mt5-base-ViT-B-32/TAG"]),
+        ("minlm", ["minilm"]),
+        ("openclip:ViT-B-32", ["open_clip"]),
+        ("word", []),
+        ("x" * 100_000, []),
+        ("a\0b", []),
+    ],
+)
+def test_a_name_without_a_family_gets_the_specs_that_it_may_stand_for(name: str, meant: list[str]) -> None:
+    assert suggestions(name, FAMILIES) == meant
+    with pytest.raises(ModelError) as refused:
+        ModelSpec.parse(name)
+    assert all(spec in (refused.value.next_step or "") for spec in meant)
+
+
+@pytest.mark.parametrize("mark", ["modules.json", "open_clip_config.json", "config.json"])
+def test_a_folder_of_a_model_is_named_with_its_family(mark: str, tmp_path: Path) -> None:
+    (tmp_path / mark).write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    family = {"modules.json": "st", "open_clip_config.json": "open_clip", "config.json": "hf"}[mark]
+    assert suggestions(str(tmp_path), FAMILIES) == [f"{family}:{tmp_path}"]
+
+
+@pytest.mark.parametrize("verb", ["search", "serve", "ui", "atlas", "pause", "cancel", "logs", "export", "verify"])
+def test_a_folder_that_is_not_there_is_told_as_such(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EMBQ_BROKER_URL", raising=False)
+    asked = {"search": ["words"], "export": [str(tmp_path / "to"), "--output-format", "npy"]}.get(verb, [])
+    assert run([verb, str(tmp_path / "nope"), *asked]) == Exit.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "does not exist" in said or "there is no folder" in said, said
+    assert "next:" in said
+
+
+@pytest.mark.parametrize("option", FOREIGN_OPTIONS)
+def test_an_option_of_another_tool_is_answered_with_ours(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "x.jsonl", option, "1"]) == Exit.USAGE
+    assert f"Did you mean '{FOREIGN_OPTIONS[option]}'?" in capsys.readouterr().err
+
+
+def test_the_words_are_no_verbs() -> None:
+    assert not {"help", "version"} & set(VERBS)
+
+
+def test_a_limit_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "x.jsonl", "-m", "stub:8", "-o", "out", "--limit", "0"]) == Exit.USAGE
+    assert "0 is not in the range x>=1" in capsys.readouterr().err
