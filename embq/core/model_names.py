@@ -41,7 +41,7 @@ def suggestions(name: str, families: Iterable[str]) -> list[str]:
 
 def _open_clip_names() -> set[str]:
     """The architectures of the installed open_clip, by its files of configurations."""
-    found = importlib.util.find_spec("open_clip")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("open_clip")
+    if package is None or package.origin is None:
         return set()
-    return {path.stem for path in (Path(found.origin).parent / "model_configs").glob("*.json")}
+    return {path.stem for path in (Path(package.origin).parent / "model_configs").glob("*.json")}

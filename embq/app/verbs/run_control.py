@@ -244,8 +244,8 @@ def _unknown_codes(retried: RetryResult, codes: Sequence[str]) -> list[str]:
     unknown = [code for code in codes if code not in retried.standing]
     if not unknown:
         return []
-    there = ", ".join(f"{printable(code)} ({count:,})" for code, count in retried.standing.most_common(20)) or "none"
-    return [f"no failure has the code {' or '.join(unknown)}; codes of the failures that stand: {there}"]
+    standing = ", ".join(f"{printable(code)} ({count:,})" for code, count in retried.standing.most_common(20)) or "none"
+    return [f"no failure has the code {' or '.join(unknown)}; codes of the failures that stand: {standing}"]
 
 
 def _plural(count: int, what: str) -> str:
