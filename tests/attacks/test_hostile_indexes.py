@@ -3,6 +3,7 @@ files that would take any memory."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -247,9 +248,11 @@ def within(seconds: int) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)  # a library may wait where no handler is called
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 

@@ -122,7 +122,7 @@ def own_dataset(file: Any, path: str) -> Any:
 
 def rows_at_once(dataset: Any) -> int:
     """Rows of a dataset of vectors to read at a time."""
-    return min(READ_ROWS, max(1, LARGE_BYTES // max(1, dataset.dtype.itemsize * dataset.shape[1])))
+    return min(READ_ROWS, max(1, LARGE_BYTES // max(1, int(dataset.dtype.itemsize * dataset.shape[1]))))
 
 
 class Hdf5Part:

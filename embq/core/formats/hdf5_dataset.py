@@ -18,6 +18,7 @@ from embq.core.formats.base import FORMAT_ERRORS
 from embq.core.formats.hdf5 import LIBVER, NUL, VALID, columns_of, h5py_module, linked_dataset, opened, own_dataset
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
+from embq.core.storage.beneath import below
 from embq.core.storage.durable import drop, output_error, publish, reserve, trim
 from embq.core.storage.objects import ObjectPath
 
@@ -64,12 +65,12 @@ def _rows_of(path: Path) -> int:
 
 def _write_joined(root: Path, files: list[CommittedFile], temporary: Path) -> None:
     h5py = h5py_module()
-    with opened(files[0].place(root)) as first:
+    with opened(below(root, files[0].path)) as first:
         views = _Views(first, sum(file.rows for file in files))
         notes = {**first.attrs, ROWS: views.rows}
     start = 0
     for file in files:
-        with opened(file.place(root)) as part:
+        with opened(below(root, file.path)) as part:
             views.add(part, file, start)
         start += file.rows
     with h5py.File(temporary, "w", libver=LIBVER) as joined:

@@ -66,7 +66,7 @@ def opened(path: FilePath) -> Iterator[pq.ParquetFile]:
 
 def _told_by_dictionary(footer: pq.FileMetaData, file_bytes: int) -> list[str]:
     """Paths of the columns that have a dictionary; ValueError for what could become much larger than its bytes."""
-    paths = {}
+    paths: dict[str, None] = {}
     for number in range(len(footer.schema)):
         leaf = footer.schema.column(number)
         is_list = leaf.max_repetition_level > 0
@@ -84,7 +84,7 @@ def _told_by_dictionary(footer: pq.FileMetaData, file_bytes: int) -> list[str]:
 
 
 def _delta_encoded(footer: pq.FileMetaData) -> dict[str, int]:
-    """Column of texts that are told by what they share with the text before -> most bytes that one of them can have."""
+    """Delta-encoded column of texts -> most bytes that one of its texts can have."""
     largest: dict[str, int] = {}
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

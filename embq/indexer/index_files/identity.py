@@ -264,8 +264,8 @@ def _pieces(table: pa.Table) -> Iterator[pa.Table]:
     ends = np.cumsum(sum(own_bytes, np.zeros(table.num_rows, np.int64)))
     start = 0
     while start < table.num_rows:
-        before = ends[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + MOST_TEXT_BYTES, side="right")))
+        most = MOST_TEXT_BYTES + (ends[start - 1] if start else 0)
+        stop = max(start + 1, int(np.searchsorted(ends, most, side="right")))
         yield table.slice(start, stop - start)
         start = stop
 
