@@ -78,7 +78,9 @@ def _without_passwords(text: str) -> str:
     """
     if "@" not in text:
         return text
-    pieces, at, stretch, last = [], 0, 0, -1
+    pieces: list[str] = []
+    at = stretch = 0
+    last = -1
     for user in _USER.finditer(text):
         start = user.end()
         if start >= stretch and (password := _PASSWORD.match(text, start)):

@@ -13,6 +13,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
+from embq.core.answers import opener
 from embq.core.errors import EmbqError, InputError, ServerError, TryLaterError, UsageError
 from embq.core.networks import is_loopback
 
@@ -98,7 +99,7 @@ def fetch_json(address: Address, path: str, body: Mapping[str, Any] | None, *, t
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     handlers += [urllib.request.ProxyHandler({})] if address.is_loopback else []
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
+        with opener(timeout_s, *handlers).open(request) as answer:
             return _object(address, answer.read(MOST_ANSWER))
     except urllib.error.HTTPError as error:
         with error:

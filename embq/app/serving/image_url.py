@@ -10,11 +10,11 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 from embq.app.serving.http_errors import HttpError
+from embq.core.answers import Deadline
 from embq.core.networks import is_public
 
 MOST_BYTES = 10_000_000
@@ -38,10 +38,10 @@ def fetch_image(
         HttpError: `image_url_refused` if it may not be fetched, `image_url_failed` if it cannot.
     """
     context = context or ssl.create_default_context()
-    end = time.monotonic() + MOST_SECONDS
+    deadline = Deadline(MOST_SECONDS)
     for _ in range(MOST_HOPS + 1):
         host, port, target = _checked(url)
-        connection = _Pinned(host, port, _address(host, port, allowed), context, end)
+        connection = _Pinned(host, port, _address(host, port, allowed), context, deadline)
         try:
             connection.request("GET", target, headers={"User-Agent": "embq", "Accept": "image/*"})
             with connection.getresponse() as answer:
@@ -50,7 +50,7 @@ def fetch_image(
                     continue
                 if answer.status != http.client.OK:
                     raise _failed(f"{host} answered {answer.status}")
-                return _body(answer, connection.open_socket, end)
+                return _body(answer)
         except TimeoutError as error:
             raise _failed(f"{host} did not send it within {MOST_SECONDS:g} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -91,40 +91,29 @@ def _address(host: str, port: int, allowed: Callable[[str], bool]) -> str:
 class _Pinned(http.client.HTTPSConnection):
     """A connection to a checked address, with the certificate verified for the host's name."""
 
-    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext, end: float) -> None:
-        super().__init__(host, port, timeout=_remaining_s(end), context=context)
+    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext, end: Deadline) -> None:
+        super().__init__(host, port, context=context)
         self._address, self._tls, self._end = address, context, end
-        self.open_socket: socket.socket | None = None
+        end.keep(self)
 
     def connect(self) -> None:
-        plain = socket.create_connection((self._address, self.port), _remaining_s(self._end))
+        plain = socket.create_connection((self._address, self.port), self._end.remaining_s())
         try:
-            # Kept beside `sock`, which http.client clears for the last response of a connection.
-            self.sock = self.open_socket = self._tls.wrap_socket(plain, server_hostname=self.host)
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
         except BaseException:
             plain.close()
             raise
 
 
-def _body(answer: http.client.HTTPResponse, open_socket: socket.socket | None, end: float) -> bytes:
-    assert open_socket is not None
+def _body(answer: http.client.HTTPResponse) -> bytes:
     body = bytearray()
     while True:
-        open_socket.settimeout(_remaining_s(end))
         chunk = answer.read1(_CHUNK)
         if not chunk:
             return bytes(body)
         body += chunk
         if len(body) > MOST_BYTES:
             raise _refused(f"it is larger than {MOST_BYTES:,} bytes")
-
-
-def _remaining_s(end: float) -> float:
-    """Seconds left, at least what makes a socket wait; TimeoutError if none are."""
-    remaining_s = end - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError
-    return max(remaining_s, 0.01)
 
 
 def _refused(why: str) -> HttpError:

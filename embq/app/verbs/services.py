@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler
 
 import click
 
@@ -21,6 +21,7 @@ from embq.app.cli.shared_options import (
     settings_with,
     worker_options,
 )
+from embq.core.answers import opener
 from embq.core.errors import ConfigError, Exit, UnwellError
 from embq.core.networks import Address
 from embq.core.settings import Settings
@@ -214,7 +215,7 @@ def ask_health(url: str) -> str:
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"{url!r} is no URL of a service", next_step="for example http://127.0.0.1:9101/healthz")
     try:
-        with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_S) as answer:
+        with opener(ANSWER_S, ProxyHandler({})).open(url) as answer:
             return _line(answer.read(64 * 1024))
     except HTTPError as error:
         status_line = _line(error.read(64 * 1024))

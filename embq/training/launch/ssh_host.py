@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, fields
 from threading import Thread
 from typing import Any, TypeVar
 
+from embq.core.answers import opener
 from embq.core.errors import EmbqError, Exit, InputError
 from embq.core.process.children import MARK
 from embq.core.process.libraries import version_of
@@ -176,7 +177,7 @@ def _unanswered(url: str) -> str:
     """Reason why a server does not serve a URL; "" if it does."""
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"})
     try:
-        with urllib.request.urlopen(request, timeout=REACH_S):
+        with opener(REACH_S).open(request):
             return ""
     except urllib.error.HTTPError as error:
         with error:

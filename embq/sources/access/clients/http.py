@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import ResolveResult
 from fsspec.implementations.http import HTTPFileSystem
 
+from embq.core.answers import BYTES_PER_S, GRACE_S, Deadline
 from embq.core.errors import SourceError
 from embq.core.networks import numeric
 from embq.sources.access import allowed_hosts
@@ -29,7 +32,12 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
         # A shard that the server compresses on the way would have another length than it says.
         headers = {"Accept-Encoding": "identity"}
         client = {"timeout": timeout, "headers": headers}
-        super().__init__(use_listings_cache=False, client_kwargs=client, get_client=_session, **options)
+        super().__init__(
+            use_listings_cache=False,
+            client_kwargs=client,
+            get_client=partial(_session, connect_s + answer_s),
+            **options,
+        )
 
     async def _cat_file(
         self, url: str, start: int | None = None, end: int | None = None, *, most: int | None = None, **options: Any
@@ -63,9 +71,11 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
 
 async def _bounded(answer: aiohttp.ClientResponse, most: int | None) -> bytes:
     """The body, of which at most `most` bytes and one more are read."""
-    body = bytearray()
+    body, deadline = bytearray(), Deadline(GRACE_S, BYTES_PER_S)
     async for chunk in answer.content.iter_any():
         body += chunk
+        deadline.receive(len(chunk))
+        deadline.remaining_s()
         if most is not None and len(body) > most:
             answer.close()
             return bytes(body[: most + 1])
@@ -102,6 +112,10 @@ async def _checked(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerTy
     return await send(request)
 
 
-async def _session(**options: Any) -> aiohttp.ClientSession:
+async def _session(headers_s: float, **options: Any) -> aiohttp.ClientSession:
+    async def timed(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        async with asyncio.timeout(headers_s):
+            return await _checked(request, send)
+
     connector = aiohttp.TCPConnector(resolver=_Resolver(), loop=options["loop"])
-    return aiohttp.ClientSession(connector=connector, middlewares=(_checked,), response_class=_Answer, **options)
+    return aiohttp.ClientSession(connector=connector, middlewares=(timed,), response_class=_Answer, **options)

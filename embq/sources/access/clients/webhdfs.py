@@ -12,6 +12,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
+from embq.core.answers import BYTES_PER_S, GRACE_S, Deadline
 from embq.core.errors import SourceError
 from embq.sources.access import allowed_hosts
 
@@ -56,8 +57,9 @@ class _Impatient(HTTPAdapter):
     def __init__(self, timeouts: tuple[float, float], url: str) -> None:
         super().__init__(pool_connections=CONNECTIONS, pool_maxsize=CONNECTIONS)
         self._timeouts = timeouts
-        if not allowed_hosts.current().names(*allowed_hosts.endpoint(url)):
-            self.poolmanager.pool_classes_by_scheme = {"http": _CheckedPool, "https": _CheckedTlsPool}
+        named = allowed_hosts.current().names(*allowed_hosts.endpoint(url))
+        pools = {"http": _Pool, "https": _TlsPool} if named else {"http": _CheckedPool, "https": _CheckedTlsPool}
+        self.poolmanager.pool_classes_by_scheme = pools
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         answer = super().send(request, *args, **{**options, "timeout": self._timeouts, "stream": True})
@@ -69,6 +71,30 @@ class _Impatient(HTTPAdapter):
                 raise SourceError(f"{request.url}: more than {MOST_BYTES:,} bytes came", code="source_unreadable")
         answer._content, answer._content_consumed = bytes(body), True
         return answer
+
+
+class _Timed:
+    """A connection of urllib3 whose answers do not come too slowly."""
+
+    def getresponse(self) -> Any:
+        Deadline(GRACE_S, BYTES_PER_S).keep(self)  # type: ignore[arg-type]
+        return super().getresponse()  # type: ignore[misc]
+
+
+class _TimedConnection(_Timed, HTTPConnection):
+    pass
+
+
+class _TimedTlsConnection(_Timed, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _TimedConnection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TimedTlsConnection
 
 
 class _Checked:
@@ -91,11 +117,11 @@ class _Checked:
             self._dns_host = name
 
 
-class _CheckedConnection(_Checked, HTTPConnection):
+class _CheckedConnection(_Checked, _TimedConnection):
     pass
 
 
-class _CheckedTlsConnection(_Checked, HTTPSConnection):
+class _CheckedTlsConnection(_Checked, _TimedTlsConnection):
     pass
 
 
