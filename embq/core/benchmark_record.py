@@ -80,10 +80,12 @@ def commit() -> str:
         return ""
     try:
         head, changed = (
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+            ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return ""
     return head + ("+changes" if changed else "")
 

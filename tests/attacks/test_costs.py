@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import re
 
+import pytest
+
+from embq.app.fleet import launcher
 from embq.core.cards import CARDS, names
-from tests.attacks.expressions import attacks, call_of, expressions, is_slow
+from embq.core.errors import EmbqError, InputError, TryLaterError
+from embq.core.redaction import MAX_TEXT, cut, masked
+from embq.sources.access.patterns import expand_braces, matcher
+from tests.attacks.expressions import ROOT, attacks, call_of, expressions, is_slow
 
 EXAMPLES = {
     "app/planning/speeds.py: pattern": [r", \d+ cores$"],
@@ -53,3 +60,63 @@ def test_no_regular_expression_takes_more_time_than_its_text_is_long() -> None:
                 ]
     assert not untested, "give an example of what they can be"
     assert not slow
+
+
+def test_every_command_that_is_waited_for_has_a_time_limit() -> None:
+    unlimited = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in ROOT.rglob("*.py")
+        if "subprocess" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output")}
+        and "timeout" not in {word.arg for word in node.keywords}
+    ]
+    assert not unlimited
+
+
+def test_a_command_of_an_engine_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "CALLED_S", 0.2)
+    with pytest.raises(TryLaterError, match=r"sleep has not ended within 0\.2 s"):
+        launcher.called(["sleep", "60"], needs="", see="")
+
+
+S = "SECRETSECRETSECRETSECRET"
+
+
+@pytest.mark.parametrize(
+    "secret", [f"redis://user:{S}@host", f"hf_{S}", f"password={S}", f"bearer {S}", f"https://x/?token={S}"]
+)
+def test_no_part_of_a_secret_at_the_cut_is_left(secret: str) -> None:
+    for before in range(2000 - len(secret) - 5, 2001):
+        message = EmbqError(
+            cut("word " * (before // 5) + "x " + "." * (before % 5) + secret + " tail" * 1000, 2000)
+        ).message
+        assert "SECR" not in message
+        assert len(message) < 2100
+
+
+@pytest.mark.parametrize(
+    "fragment", ["://:", "://a:b@", "://", "password=", "bearer ", "hf_a", '"', "a_", "?token=", "@"]
+)
+def test_masking_takes_time_in_proportion_to_its_text(fragment: str) -> None:
+    assert not is_slow(masked, "", fragment, "", 1 << 13)
+    assert not is_slow(masked, "", fragment, "@ ", 1 << 13)
+
+
+def test_a_message_is_cut() -> None:
+    assert len(EmbqError("://:" * 1_000_000).message) < 2 * MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "text", ["{a,b}" * 100_000, "{" * 100_000, "{0..99999999999}", "{0..9" + "9" * 5000 + "}", "}{{0..999999999}"]
+)
+def test_braces_stand_for_few_enough_names(text: str) -> None:
+    with pytest.raises(InputError, match="braces"):
+        next(expand_braces(text, ""))
+
+
+def test_stars_of_a_pattern_do_not_multiply() -> None:
+    fits = matcher("**/" * 20 + "*a" * 20 + "*b")
+    assert not is_slow(fits, "", "a", "", 1 << 12)
+    assert not is_slow(fits, "", "a/", "", 1 << 9)

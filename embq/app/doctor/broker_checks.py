@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import stat
 import tempfile
 import time
@@ -194,6 +195,6 @@ def _secrets() -> Iterator[Check]:
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & 0o077:
         detail = f"others on this machine may read {path} (mode {mode:o})"
-        yield Check.passed("secrets", detail, f"chmod 600 {path}")
+        yield Check.passed("secrets", detail, f"chmod 600 {shlex.quote(str(path))}")
     else:
         yield Check.passed("secrets", f"{path} is ours alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ class Fleet:
             )
         if not (secrets / "broker" / accounts.USERS).exists():
             raise ConfigError(
-                f"{secrets} has no users of a broker", next_step=f"embq broker init {secrets}, or --secrets DIR"
+                f"{secrets} has no users of a broker",
+                next_step=f"embq broker init {shlex.quote(str(secrets))}, or --secrets DIR",
             )
         self.name = name
         self._secrets = secrets

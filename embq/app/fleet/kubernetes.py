@@ -159,7 +159,7 @@ def _row(name: str, deployment: Manifest, pod: Manifest | None) -> Check:
             if (answer := answer_in(message)) and answer.failed:
                 return rows_of(name, answer)[0]
             after = " ".join(message.rpartition(MARK)[2].partition("}\n")[2].split() if answer else message.split())
-            return Check(name, "fail", after[-500:], f"kubectl logs {pod['metadata']['name']}")
+            return Check(name, "fail", after[-500:], f"kubectl logs {shlex.quote(pod['metadata']['name'])}")
     if status.get("phase") == "Running":
         return Check(name, "ok", f"running on {pod['spec'].get('nodeName', 'a node')}")
     return Check(name, "warn", _blocked(pod) or str(status.get("phase", "Pending")).lower(), "kubectl get events")

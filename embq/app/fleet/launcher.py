@@ -158,6 +158,10 @@ class AskingLauncher:
         return rows_of(member.name, answer)
 
 
+CALLED_S = 120.0
+"""Of a command of an engine, such as sbatch and kubectl, which answers within seconds."""
+
+
 def called(
     command: Sequence[str], *, needs: str, see: str, environment: Mapping[str, str] | None = None, stdin: str = ""
 ) -> str:
@@ -167,9 +171,13 @@ def called(
         needs, see: next steps for the one and the other.
     """
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, env=environment, timeout=CALLED_S
+        )
     except FileNotFoundError as error:
         raise ConfigError(f"{command[0]} is not installed here", next_step=needs) from error
+    except subprocess.TimeoutExpired as error:
+        raise TryLaterError(f"{command[0]} has not ended within {CALLED_S:g} s", next_step=see) from error
     if done.returncode:
         detail = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
         raise TryLaterError(f"{command[0]} failed: {detail}", next_step=see)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
 
@@ -97,7 +98,9 @@ def init(
     if broker:
         _reload(folder, broker)
     elif removed.users_changed or added.users_changed:
-        click.echo(f"a broker that runs has to read its users again: embq broker reload {folder}", err=True)
+        click.echo(
+            f"a broker that runs has to read its users again: embq broker reload {shlex.quote(str(folder))}", err=True
+        )
     for user in users:
         click.echo(
             f"{user} logs in with what is in {folder / user}: copy that to its machine, and nothing else", err=True

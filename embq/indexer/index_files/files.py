@@ -88,7 +88,7 @@ def index_lock(index: Place) -> Iterator[Check]:
                     f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
                 )
             time.sleep(0.05)
-        note(index, Attempt(command=_command()))
+        note(index, _begun())
         try:
             yield lambda: None
         except EmbqError as error:
@@ -102,15 +102,29 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """A build or change of an index that is under way, failed or was interrupted: the content of `LOCK`, for the pages.
 
     Attributes:
-        command: that was given, and goes on with it; "" for a call of Python.
+        words: of the command that was given, which goes on with it; none for a call of Python.
+        folder: in which it was given, if it names files below; else "".
         stages: name -> (done, all) units, in their order.
         error, next_step: of one that failed.
     """
 
-    command: LongText = ""
+    words: tuple[LongText, ...] = ()
+    folder: LongText = ""
     stages: dict[Word, tuple[Count, Count]] = {}
     error: LongText = ""
     next_step: LongText = ""
+
+    @property
+    def command(self) -> str:
+        """A command line for a shell that is anywhere, quoted; "" without one.
+
+        The file may come with the index, from anybody: nothing is shown but an `embq index` that replaces nothing and
+        writes nowhere else.
+        """
+        if self.words[:1] != ("index",) or any(word.startswith(("-o", "--output", "--over")) for word in self.words):
+            return ""
+        line = command_line(*self.words)
+        return f"cd {shlex.quote(self.folder)} && {line}" if self.folder else line
 
 
 def note(index: Place, begun: Attempt | None = None, **changes: Any) -> None:
@@ -133,12 +147,13 @@ def attempted(index: Path) -> tuple[Attempt, bool] | None:
     return None
 
 
-def _command() -> str:
-    """The command line of this process, for a shell that is anywhere."""
+def _begun() -> Attempt:
+    """The attempt of this process."""
     program, *words = sys.argv
+    if Path(program).name not in ("embq", "__main__.py"):
+        return Attempt()
     has_paths = any(not os.path.isabs(word) and os.path.exists(word) for word in words)
-    line = f"cd {shlex.quote(os.getcwd())} && {command_line(*words)}" if has_paths else command_line(*words)
-    return masked(line) if Path(program).name in ("embq", "__main__.py") else ""
+    return Attempt(words=tuple(map(masked, words)), folder=os.getcwd() if has_paths else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

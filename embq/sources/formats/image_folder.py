@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -157,7 +158,8 @@ def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str,
         raise InputError(
             f"{path}: its images are links out of the folder, such as {first[0][0]} to {real[0]}",
             code="outside_root",
-            next_step=f"copy the files, as with `cp -rL {path} COPY`, and name the copy; nothing outside is read",
+            next_step=f"copy the files, as with `cp -rL {shlex.quote(str(path))} COPY`, and name the copy; "
+            "nothing outside is read",
         )
     return chain(first, images)
 

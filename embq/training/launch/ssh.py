@@ -99,12 +99,26 @@ def _torchrun(member: Sequence[str], where: Where, rank: int, processes: int | s
     )
 
 
+SETTINGS_S = 60.0
+"""For ssh to print its settings of a host; it connects nowhere, but may run commands of its configuration."""
+
+
 def address_of(where: Where, host: str) -> str:
     """The address of a host by ssh's own configuration, because others do not know its aliases."""
     try:
         done = subprocess.run(
-            [*where.ssh_command, "-G", host], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            [*where.ssh_command, "-G", host],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=SETTINGS_S,
         )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"{where.ssh_command[0]} -G {host} has not ended within {SETTINGS_S:g} s",
+            next_step="see what `Match exec` in ~/.ssh/config runs, or see --ssh-command",
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"{where.ssh_command[0]} cannot be started: {error.strerror}", next_step="install ssh, or see --ssh-command"
