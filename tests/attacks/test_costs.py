@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import struct
+from pathlib import Path
 
 import pytest
 
 from embq.app.fleet import launcher
 from embq.core.cards import CARDS, names
-from embq.core.errors import EmbqError, InputError, TryLaterError
+from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
 from embq.core.redaction import MAX_TEXT, cut, masked
+from embq.indexer.index_files.lists import ListsBytes, read_lists
 from embq.sources.access.patterns import expand_braces, matcher
 from tests.attacks.expressions import ROOT, attacks, call_of, expressions, is_slow
 
@@ -120,3 +123,29 @@ def test_stars_of_a_pattern_do_not_multiply() -> None:
     fits = matcher("**/" * 20 + "*a" * 20 + "*b")
     assert not is_slow(fits, "", "a", "", 1 << 12)
     assert not is_slow(fits, "", "a/", "", 1 << 9)
+
+
+_HEADER = struct.Struct("<4sQQ4sQ")
+LISTS = {
+    "rows of terabytes": _HEADER.pack(b"ilar", 2, 8, b"full", 2) + struct.pack("<QQ", 1 << 40, 1 << 40),
+    "more empty lists than memory": _HEADER.pack(b"ilar", 1 << 40, 8, b"sprs", 0),
+    "more lists than an array": _HEADER.pack(b"ilar", 1 << 62, 8, b"sprs", 0),
+    "a longer table than the file": _HEADER.pack(b"ilar", 1 << 40, 8, b"full", 1 << 40),
+    "long codes": _HEADER.pack(b"ilar", 1, 1 << 50, b"full", 1) + struct.pack("<Q", 1 << 30),
+    "no header": b"ilar",
+}
+
+
+@pytest.mark.parametrize("content", LISTS.values(), ids=LISTS)
+def test_lists_claim_no_more_than_their_file_has(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.lists"
+    path.write_bytes(content)
+    count = struct.unpack("<Q", content[4:12])[0] if len(content) > 12 else 1
+    for read in (
+        lambda: ListsBytes(path, count),
+        lambda: read_lists(path, mapped=True),
+        lambda: read_lists(path, mapped=False),
+    ):
+        with pytest.raises(OutputError) as caught:
+            read()
+        assert caught.value.code == "index_damaged"

@@ -33,6 +33,8 @@ def write_lists(lists: Lists, path: Path) -> None:
 def read_lists(path: Path, *, mapped: bool) -> Lists:
     """The lists of a file; `mapped` leaves them there, for the kernel to load what is looked at."""
     module = faiss()
+    with ListsBytes(path):  # faiss makes room for as many rows as the file says that it has
+        pass
     try:
         reader = module.FileIOReader(str(path))
         flags = module.IO_FLAG_MMAP | module.IO_FLAG_READ_ONLY if mapped else 0
@@ -137,6 +139,9 @@ The numbers, uint64, are the size of each list, or the number and size of each t
 after list follow.
 """
 
+MAX_LISTS = 1 << 23
+"""Limit of a file's lists, most of which may be empty; an index of a billion rows has 262,144."""
+
 _MOST_CODE_BYTES = 1 << 24
 """Limit of one code; that of whole vectors of 65,536 dimensions is a 64th of it."""
 
@@ -156,7 +161,7 @@ class ListsBytes:
     """A lists file, in a folder or a bucket, read piece by piece: no more of it is ever in memory.
 
     Args:
-        lists: number of lists in it.
+        lists: number of lists in it; None for any.
 
     Raises OutputError `index_damaged` if the file holds something else.
 
@@ -164,7 +169,7 @@ class ListsBytes:
         sizes: rows of each list, int64.
     """
 
-    def __init__(self, path: Place, lists: int) -> None:
+    def __init__(self, path: Place, lists: int | None = None) -> None:
         self.path = path
         with asking(path):
             self._bytes = path.stat().st_size
@@ -179,19 +184,23 @@ class ListsBytes:
             self._file.close()
             raise
 
-    def _read_sizes(self, lists: int) -> None:
-        kind, count, self.code_size, form, numbers = _HEADER.unpack(self._read(0, _HEADER.size))
+    def _read_sizes(self, expected: int | None) -> None:
+        kind, lists, self.code_size, form, numbers = _HEADER.unpack(self._read(0, _HEADER.size))
         file_bytes = self._bytes
         valid = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
-        if not valid or count != lists or 8 * numbers > file_bytes:
-            raise damaged(f"{self.path} does not hold {lists:,} lists")
+        if not valid or lists != (lists if expected is None else expected) or 8 * numbers > file_bytes:
+            raise damaged(f"{self.path} does not hold {'its' if expected is None else f'{expected:,}'} lists")
+        if lists > MAX_LISTS:
+            raise damaged(f"{self.path} has {lists:,} lists; {MAX_LISTS:,} are the most")
         table = np.frombuffer(self._read(_HEADER.size, 8 * numbers), "<u8")
         listed, of_them = (np.arange(lists), table) if form == b"full" else (table[::2], table[1::2])
         if len(listed) != len(of_them) or (len(listed) and listed.max() >= lists):
             raise damaged(f"{self.path} does not hold {lists:,} lists")
         entry = self.code_size + 8
         header_bytes = _HEADER.size + 8 * numbers
-        total = header_bytes + entry * sum(of_them.tolist())  # of any length: sums of numpy would wrap
+        # Integers of numpy would wrap; of what is within the file they do not.
+        fits = entry * of_them.sum(dtype=np.float64) <= 2 * file_bytes
+        total = header_bytes + entry * (int(of_them.sum()) if fits else sum(of_them.tolist()))
         if total != file_bytes:
             raise damaged(f"{self.path} has {file_bytes:,} bytes, its lists have {total:,}")
         self.sizes = np.zeros(lists, np.int64)

@@ -56,8 +56,8 @@ class Template:
         """The template of a file; OutputError if it cannot be read."""
         try:
             return cls(faiss().read_index(str(path)), on_gpu=on_gpu)
-        except RuntimeError as error:
-            raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        except (RuntimeError, MemoryError) as error:
+            raise damaged(f"{path} cannot be read: {(str(error) or 'no memory for it').splitlines()[0]}") from error
 
     def write(self, path: Path, *, head: bytes = b"") -> None:
         """Write it without rows, behind other bytes; OSError if the disk refuses."""
@@ -164,7 +164,7 @@ class CentroidSearch:
                     module = faiss()
                     self._copy = module.index_cpu_to_gpu(module.StandardGpuResources(), DEVICE, self._index)
                 return work(self._copy)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 log.warning("index_on_cpu", why=str(error).rpartition("failed: ")[2].strip())
                 self._copy, self._on_gpu = None, False
         return work(self._index)
