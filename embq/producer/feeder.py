@@ -18,7 +18,7 @@ from embq.core import wire
 from embq.core.broker.client import now_ms, reach
 from embq.core.errors import EmbqError
 from embq.core.queue import hints
-from embq.core.queue.heartbeats import BRIEF_REPORTS, WORKER_REPORTS, BriefReport
+from embq.core.queue.heartbeats import BRIEF_REPORTS, WORKER_REPORTS, BriefReport, forget_rates
 from embq.core.queue.hints import Hint
 from embq.core.queue.index_builds import forget_abandoned
 from embq.core.queue.ledger import Ledger
@@ -138,6 +138,7 @@ class Feeder:
             self._last_sweep = self._clock()
             with self.outages.answered():
                 WORKER_REPORTS.forget_silent(self.client)
+                forget_rates(self.client)
                 forget_abandoned(self.client, scripts=self._scripts)
             for key in queues:
                 with self.outages.answered():

@@ -68,7 +68,7 @@ def _examine_embedded() -> Iterator[Check]:
 
 def _examine(url: str, password: str) -> Iterator[Check]:
     with connect(url, password=password) as client:
-        yield from [*_essentials(client, url), _memory(client), *_security(client, url)]
+        yield from [*_essentials(client, url), _memory(client), *_clients(client), *_security(client, url)]
 
 
 def _essentials(client: redis.Redis, url: str) -> list[Check]:
@@ -104,6 +104,19 @@ def _memory(client: redis.Redis) -> Check:
     fix = "raise maxmemory; results wait in it until the writer has taken them, so look whether one is at work"
     detail = f"{size_text(used)} in use, of {size_text(bound)} of {whose}"
     return Check.passed("memory", detail, fix if bound and used > MEMORY_HIGH * bound else "")
+
+
+def _clients(client: redis.Redis) -> list[Check]:
+    """A warning where clients may take all memory. Only users that may read the server's settings see it."""
+    try:
+        limit = client.config_get("maxmemory-clients")
+    except ResponseError:
+        return []
+    if not limit or limit.get("maxmemory-clients") != "0":  # servers before Redis 7 have no such limit
+        return []
+    detail = "unread replies of one client may take all of the broker's memory"
+    fix = "set maxmemory-clients and client-output-buffer-limit as deploy/valkey.conf does"
+    return [Check.passed("clients", detail, fix)]
 
 
 # --- security ---

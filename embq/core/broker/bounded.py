@@ -6,12 +6,13 @@ below the library, which has a whole answer in memory, twice, before any check o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from redis._parsers import _RESP3Parser
 from redis._parsers.socket import SERVER_CLOSED_CONNECTION_ERROR, SocketBuffer
 from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, ResponseError
 from redis.utils import SENTINEL
 
 MOST_VALUE_BYTES = 16 << 20
@@ -78,7 +79,17 @@ class Bounded(AbstractConnection):
 
     def __init__(self, *, answer_bytes: int = MOST_ANSWER_BYTES, **options: Any) -> None:
         self._answer_bytes = answer_bytes
-        super().__init__(**{**options, "parser_class": _Parser})
+        # No names of the library: users may not set any, see `embq.core.broker.users`.
+        super().__init__(**{**options, "parser_class": _Parser, "driver_info": None})
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        super().on_connect_check_health(check_health)  # type: ignore[no-untyped-call]
+        if self._answer_bytes > MOST_ANSWER_BYTES:
+            # The server disconnects the largest client where all have too much together (maxmemory-clients). The writer
+            # of results is not to be it, however much others leave unread.
+            self.send_command("CLIENT", "NO-EVICT", "ON", check_health=False)  # type: ignore[no-untyped-call]
+            with suppress(ResponseError):  # servers before Redis 7, and users with other rights
+                self.read_response()  # type: ignore[no-untyped-call]
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]

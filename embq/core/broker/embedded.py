@@ -51,10 +51,15 @@ save ""
 maxmemory {maxmemory_mb}mb
 proto-max-bulk-len 16mb
 maxmemory-policy noeviction
+client-query-buffer-limit 256mb
+client-output-buffer-limit normal {reply_mb}mb 64mb 60
 daemonize no
 logfile server.log
 """
-"""Names of files are relative to the state folder, in which the server starts."""
+"""Names of files are relative to the state folder, in which the server starts. deploy/valkey.conf has the reasons."""
+
+_NEWER = {"maxmemory-clients": "50%", "min-string-size-avoid-copy-reply": str(2**31 - 1)}
+"""Settings of Redis 7.0 and of Valkey 9: in `_CONFIG`, one that a server does not know would keep it from starting."""
 
 _PASSWORD = re.compile(r"[0-9a-f]{32}")
 
@@ -262,6 +267,7 @@ class EmbeddedServer:
             socket="server.sock" if local else _quoted(self.socket),
             password=self._password,
             maxmemory_mb=self.maxmemory_mb,
+            reply_mb=max(64, self.maxmemory_mb * 5 // 8),
         )
         reading, writing = os.pipe()  # which holds all of it, so nothing waits
         try:
@@ -292,6 +298,9 @@ class EmbeddedServer:
             if self.socket.exists():
                 try:
                     client.ping()
+                    for name, value in _NEWER.items():
+                        with suppress(redis.ResponseError):
+                            client.config_set(name, value)
                     return
                 except redis.exceptions.RedisError:
                     pass

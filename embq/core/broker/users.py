@@ -87,9 +87,10 @@ def _allowed(commands: str) -> list[str]:
 
 _ANYBODY = " ".join(
     (
-        # WAITAOF is among those of connections: Redis 7.0 does not know it, and refuses a file that names it.
-        "resetchannels -@all +@connection -@admin -@dangerous",
-        *_allowed("info time multi exec discard acl|whoami"),
+        # Not the whole of @connection: no limit counts the memory of a client's names and of the keys that it tracks.
+        # AUTH, HELLO, QUIT and RESET need no right.
+        "resetchannels -@all",
+        *_allowed("ping select client|id info time multi exec discard acl|whoami"),
     )
 )
 """Rights of every user, on no keys."""
@@ -156,7 +157,7 @@ ROLES = {
             # Its reports and measurements.
             Grant(commands="zadd zrem", keys=[WORKERS, SERVICES], access="W"),
             Grant(commands="set del", keys=[worker_key("*"), service_key("*")], access="W"),
-            Grant(commands="hset hdel hexists hrandfield", keys=[RATES], access="RW"),
+            Grant(commands="hset hdel hexists", keys=[RATES], access="RW"),
             Grant(commands="set", keys=[TURNS], access="W"),
             # Hints are taken, put back and dropped; the data of one is never written.
             # `worker --check` looks at one that waits.
@@ -168,7 +169,7 @@ ROLES = {
     ),
     "writer": Role(
         purpose="`embq producer`, `embq writer`, and `embq index --broker`",
-        keyless="script|load script|exists",
+        keyless="script|load script|exists client|no-evict",
         grants=(
             Grant(
                 commands="exists get mget set del unlink expire evalsha "

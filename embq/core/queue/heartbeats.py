@@ -36,6 +36,9 @@ REPORT_S = 5.0
 LIFE_S = 20.0
 """A service that has not reported for so long is forgotten."""
 
+MAX_RATES = 256
+"""Measured speeds that are kept, as the script `rate` has it."""
+
 UnitSeconds = Annotated[float, Meta(ge=1e-6, le=1e9)]
 
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,200}")
@@ -269,6 +272,13 @@ class Rate:
 def report_rate(client: redis.Redis, model: ModelConfig, rate: Rate, *, scripts: Mapping[str, Script]) -> None:
     """Keep a measured speed beyond the life of the worker; the number of speeds is limited."""
     scripts["rate"](keys=[RATES], args=[f"{model.queue_key} {rate.device}", wire.write(rate)], client=client)
+
+
+def forget_rates(client: redis.Redis) -> None:
+    """Make room for further speeds where they have none, at the cost of any; see the script `rate`."""
+    if client.hlen(RATES) >= MAX_RATES:
+        fields = cast("list[bytes]", client.hrandfield(RATES, MAX_RATES // 2))
+        client.hdel(RATES, *cast("list[str]", fields))
 
 
 def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:

@@ -211,11 +211,9 @@ redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 return 1
 """
 
-# rate(field, measurement): the hash has at most 256 fields
+# rate(field, measurement) -> 1; 0 where the hash has 256 fields, until a producer removes some
 RATE = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= 256 then
-  redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
-end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= 256 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
