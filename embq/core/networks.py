@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -164,6 +164,29 @@ def _canonical(host: str) -> str:
     except ValueError:
         return host.lower().rstrip(".")
     return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
+class HostNames:
+    """The names by which clients may address an HTTP server of this machine.
+
+    The host name of a web page may resolve to this machine later (DNS rebinding), and its script then reads answers as
+    those of its own origin. Its requests still carry that name in the Host header. So only names that cannot be a
+    page's are accepted: IP addresses, localhost, `allowed`, and the machine's own names.
+
+    Args:
+        allowed: further names, such as those by which a proxy passes requests on.
+        listens_on: host of the listening socket; on loopback the machine's own names are not accepted.
+    """
+
+    def __init__(self, allowed: Iterable[str] = (), *, listens_on: str = "") -> None:
+        own = () if is_loopback(listens_on) else (socket.gethostname(), socket.getfqdn())
+        self._names = {_canonical(name) for name in ("localhost", *own, *allowed, listens_on)}
+
+    def accept(self, header: str) -> bool:
+        """True for a Host header that names this machine, and for none: browsers always send one."""
+        match = _HOST.fullmatch(header)
+        name = match[1] or match[2] if match is not None else ""
+        return not header or (bool(name) and (numeric(name) is not None or _canonical(name) in self._names))
 
 
 LOOPBACK = "127.0.0.1"

@@ -33,6 +33,8 @@ class Settings:
         stall_s: seconds without progress in one step of a worker, after which its process is replaced.
         slice_s: seconds that a worker serves one model while another one has work.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
+        allow_hosts: names by which clients may address the HTTP servers of this machine, see
+            `embq.core.networks.HostNames`.
         private_hosts: hosts and networks that are not public and may be read from, also by redirects; see
             `embq.core.networks.Hosts`.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
@@ -50,6 +52,7 @@ class Settings:
     stall_s: float = 45.0
     slice_s: float = 60.0
     roots: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     cuda_visible: str | None = None
@@ -79,6 +82,7 @@ class Settings:
             stall_s=_seconds("EMBQ_STALL_S", defaults.stall_s),
             slice_s=_seconds("EMBQ_SLICE_S", defaults.slice_s),
             roots=_places(os.environ.get("EMBQ_ROOTS", "")),
+            allow_hosts=allowed_hosts(),
             private_hosts=_hosts("EMBQ_PRIVATE_HOSTS"),
             outputs=_places(os.environ.get("EMBQ_OUTPUTS", "")),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -98,6 +102,11 @@ class Settings:
 
 def _places(text: str) -> tuple[str, ...]:
     return tuple(_PLACE.findall(text))
+
+
+def allowed_hosts() -> tuple[str, ...]:
+    """EMBQ_ALLOW_HOSTS, for a server that needs no other setting."""
+    return _hosts("EMBQ_ALLOW_HOSTS")
 
 
 def _hosts(name: str) -> tuple[str, ...]:
@@ -172,6 +181,7 @@ MEANINGS = {
     "EMBQ_OUTPUTS": "folders that producer and writer may have outputs in; none allows all",
     "EMBQ_PRIVATE_HOSTS": "hosts that are not public and may be read from",
     "EMBQ_METRICS": "[HOST:]PORT of /metrics and /healthz, as --metrics",
+    "EMBQ_ALLOW_HOSTS": "names by which clients may address HTTP servers of embq, as --allow-host",
     "EMBQ_LOG": "form of logs: text or json",
     "EMBQ_STAGING": "folder for results between workers and writer; else in the output folder",
     "EMBQ_SPOOL": "folder for files between disk and object store",

@@ -22,6 +22,7 @@ from embq.app.ui.fleet.sources import sources_of
 from embq.app.ui.rendering import StaticFilesOfPages, error_page
 from embq.app.ui.site import Site
 from embq.core.errors import Exit
+from embq.core.networks import HostNames
 from embq.core.rows.spec import RowSpec
 from embq.core.run.run_info import load_run
 from tests.support.outputs.build import build, write_folder, write_jsonl, write_tar
@@ -132,7 +133,7 @@ def opened(stack: ExitStack, *folders: Path) -> TestClient:
         threads=1,
         with_models=True,
         image_urls=False,
-        rules=AccessRules(),
+        rules=AccessRules(hosts=HostNames(["testserver"])),
         try_decoding=len,
         site=partial(Site, fleet=FleetPages(sources_of(named, ""))),
         error_page=error_page,
@@ -271,7 +272,7 @@ def test_a_broker_that_is_away_is_a_page_with_a_next_step(tmp_path: Path) -> Non
         threads=1,
         with_models=False,
         image_urls=False,
-        rules=AccessRules(),
+        rules=AccessRules(hosts=HostNames(["testserver"])),
         try_decoding=len,
         site=partial(Site, fleet=FleetPages(sources_of([], "redis://127.0.0.1:1"), allow_actions=True)),
         error_page=error_page,

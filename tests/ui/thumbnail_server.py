@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from embq.app.serving.app import Serving, application
 from embq.app.serving.middleware import AccessRules
 from embq.app.ui.thumbnails.routes import Thumbnails
+from embq.core.networks import HostNames
 from tests.support.picture_files import encoded
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
@@ -91,7 +92,7 @@ def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False)
         threads=1,
         with_models=False,
         image_urls=False,
-        rules=AccessRules(),
+        rules=AccessRules(hosts=HostNames(["testserver"])),
         try_decoding=len,
         site=site,
     )

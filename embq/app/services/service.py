@@ -141,7 +141,12 @@ def resident_service(
     health, exposition = Health(stands_s=stands_s), Exposition(role)
     endpoint: Endpoint | None = None
     if settings.metrics is not None:
-        endpoint = Endpoint(settings.metrics, exposition=exposition.text, complaint=health.complaint)
+        endpoint = Endpoint(
+            settings.metrics,
+            exposition=exposition.text,
+            complaint=health.complaint,
+            allow_hosts=settings.allow_hosts,
+        )
         Events(role).info("metrics_served", url=endpoint.address.url("/metrics"))
         endpoint.start()
     try:

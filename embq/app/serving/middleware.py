@@ -1,9 +1,8 @@
 """ASGI middleware: checks host, origin and load of every request, and counts and times it.
 
-A browser lets any page send requests to any address, loopback included; only the answer is kept from the page. And a
-page's own host name may later resolve to a loopback address (DNS rebinding), so that it can read answers too. So a
-server on loopback answers only to names of loopback, and requests from a page of another origin are refused unless that
-origin is allowed.
+A browser lets any page send requests to any address, loopback included; only the answer is kept from the page. So
+requests from a page of another origin are refused unless that origin is allowed, and a server answers only to
+`HostNames`, which a page cannot have.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -21,7 +19,7 @@ from starlette.routing import BaseRoute, Match
 
 from embq.app.serving.http_errors import HttpError, error_response
 from embq.app.serving.metrics import Metrics
-from embq.core.networks import is_loopback
+from embq.core.networks import HostNames
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,11 +34,11 @@ class AccessRules:
     """Rules for the requests that are accepted.
 
     Attributes:
-        hosts: accepted names in the Host header; empty for any.
+        hosts: accepted names in the Host header.
         origins: of pages that may send requests, such as https://example.org; "*" for any.
     """
 
-    hosts: frozenset[str] = frozenset()
+    hosts: HostNames = field(default_factory=HostNames)
     origins: frozenset[str] = frozenset()
 
 
@@ -99,11 +97,11 @@ class AccessMiddleware:
     def _refusal(self, scope: Scope) -> HttpError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._rules.hosts and _name(host) not in self._rules.hosts and not is_loopback(_name(host)):
+        if not self._rules.hosts.accept(host):
             return HttpError(
-                f"this server does not have the name {_name(host)[:100]!r}",
+                f"this server does not have the name {host[:100]!r}",
                 code="wrong_host",
-                next_step="call it localhost, or start it with --allow-host and that name",
+                next_step="use its IP address or host name, or start it with --allow-host and that name",
                 status=421,
             )
         origin = headers.get("origin")
@@ -135,11 +133,3 @@ class AccessMiddleware:
 def client_of(scope: Scope) -> str:
     """The address of who asks; all behind a proxy are one client."""
     return scope["client"][0] if scope.get("client") else ""
-
-
-def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return host

@@ -50,7 +50,8 @@ server_options = option_group(
         "hosts",
         multiple=True,
         metavar="NAME",
-        help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
+        help="Accept this name in the Host header, beside IP addresses and names of this machine, such as that of a "
+        "reverse proxy; repeatable.",
     ),
     section(GENERAL),
 )
@@ -161,7 +162,7 @@ def serve_pages(
     from embq.app.ui.site import Site
     from embq.app.ui.thumbnails.decoder import Decoders
     from embq.core.errors import UsageError
-    from embq.core.networks import is_loopback
+    from embq.core.networks import HostNames, is_loopback
     from embq.core.service.log import Events, configure, is_json
 
     if not embeddings and (precision, device, token_ids) != (AUTO, "auto", ""):
@@ -171,7 +172,8 @@ def serve_pages(
     settings = settings_with(broker)
     fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
     local = is_loopback(host)
-    rules = AccessRules(hosts=frozenset({host, *hosts}) if local or hosts else frozenset(), origins=frozenset(origins))
+    names_of_host = HostNames((*hosts, *settings.allow_hosts), listens_on=host)
+    rules = AccessRules(hosts=names_of_host, origins=frozenset(origins))
     configure()
     # First, so that a port in use is reported before an index is read for minutes.
     with bound(host, port) as listener:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from embq.core.errors import UnwellError
-from embq.core.networks import Address, bound
+from embq.core.networks import Address, HostNames, bound
 from embq.core.service.log import Events
 from embq.core.service.metrics import CONTENT_TYPE
 
@@ -31,13 +31,21 @@ class Endpoint(ThreadingHTTPServer):
     Args:
         exposition: the answer of `/metrics`; UnwellError if there is none.
         complaint: the problem in one line; "" for a healthy service.
+        allow_hosts: names by which clients may ask, beside those of `HostNames`.
     """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = MOST_CLIENTS
 
-    def __init__(self, address: Address, *, exposition: Callable[[], bytes], complaint: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        exposition: Callable[[], bytes],
+        complaint: Callable[[], str],
+        allow_hosts: Sequence[str] = (),
+    ) -> None:
         listener = bound(
             address,
             taken="stop that program, or take another port with --metrics or EMBQ_METRICS; 0 finds a free one",
@@ -48,6 +56,7 @@ class Endpoint(ThreadingHTTPServer):
         self.socket = listener
         self.server_activate()
         self.address = Address(host=address.host, port=listener.getsockname()[1])
+        self.hosts = HostNames(allow_hosts, listens_on=address.host)
         self.exposition = exposition
         self.complaint = complaint
         self._clients = threading.BoundedSemaphore(MOST_CLIENTS)
@@ -91,6 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status, content_type = 200, "text/plain; charset=utf-8"
         match self.path.partition("?")[0]:
+            case _ if not self.server.hosts.accept(self.headers.get("Host", "")):
+                status, body = 421, b"this service does not have that name: EMBQ_ALLOW_HOSTS adds names\n"
             case "/metrics":
                 try:
                     body, content_type = self.server.exposition(), CONTENT_TYPE

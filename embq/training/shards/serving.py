@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from embq.core.networks import is_loopback
+from embq.core.networks import HostNames
+from embq.core.settings import allowed_hosts
 from embq.training.shards.sizes import CLASSES, SIZES
 
 SUFFIXES = (".tar", ".parquet")
@@ -34,14 +33,14 @@ def app(folder: Path, *, host: str) -> Starlette:
     All else is not found: other files, hidden ones, folders, and what a link or a path leads to outside of the folder.
 
     Args:
-        host: where it listens. On loopback it answers to names of loopback only, so that no page that a browser shows
-            can read shards under a name of its own.
+        host: where it listens.
     """
-    root = os.path.realpath(folder)
+    root, hosts = os.path.realpath(folder), HostNames(allowed_hosts(), listens_on=host)
 
     async def file(request: Request) -> Response:
-        if is_loopback(host) and not _is_local(request.headers):
-            return PlainTextResponse("this server answers to its own address only\n", status_code=421)
+        if not hosts.accept(request.headers.get("host", "")):
+            why = "this server answers to its own addresses and names only: EMBQ_ALLOW_HOSTS adds names\n"
+            return PlainTextResponse(why, status_code=421)
         served = find(root, request.scope["path"])
         if served is None:
             return PlainTextResponse("not found\n", status_code=404)
@@ -71,10 +70,3 @@ def find(root: str, path: str) -> tuple[str, os.stat_result] | None:
     except OSError:
         return None
     return (real_path, status) if stat.S_ISREG(status.st_mode) and os.access(real_path, os.R_OK) else None
-
-
-def _is_local(headers: Headers) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or "")
-    except ValueError:
-        return False

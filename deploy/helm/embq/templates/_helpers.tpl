@@ -110,6 +110,13 @@ spec:
         - {name: EMBQ_ROOTS, value: {{ join ":" $root.Values.roots | quote }}}
         - {name: EMBQ_OUTPUTS, value: {{ join ":" $root.Values.outputs | quote }}}
         {{- end }}
+        {{- $service := printf "%s-%s" (include "embq.fullname" $root) .component }}
+        {{- $names := list $service }}
+        {{- range list "" ".svc" ".svc.cluster.local" }}
+        {{- $names = append $names (printf "%s.%s%s" $service $root.Release.Namespace .) }}
+        {{- end }}
+        # Names of its Service, by which Prometheus and KEDA ask for /metrics.
+        - {name: EMBQ_ALLOW_HOSTS, value: {{ join "," $names | quote }}}
         - {name: EMBQ_SPOOL, value: /state}
         - {name: XDG_STATE_HOME, value: /state}
         {{- if and (has "staging" .folders) $root.Values.storage.staging.existingClaim }}
