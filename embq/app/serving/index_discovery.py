@@ -79,7 +79,7 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
     given = [("", folder) for folder in indices]
     for pair in names:
         name, equals, folder = pair.partition("=")
-        if not (name and equals and folder):
+        if not (name and equals and folder) or {"", ".", ".."} & {*name.split("/")}:
             raise UsageError(f"--name {pair!r} is not NAME=INDEX", next_step="write --name photos=./out/index/image")
         given.append((name, folder))
     if not given:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 MOST_IN_FLIGHT = 256
 """Above this, POST requests are refused: each holds its body, and the last one would wait for all before it. Of one
 client above three quarters of it, so that none keeps out the others by itself."""
+
+
+HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
+"""Of every answer that is no page: a browser that opens it runs nothing and loads nothing."""
+
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,7 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": _secured(message.get("headers", ()))}
             await send(message)
 
         self._in_flight += 1
@@ -128,6 +135,12 @@ class AccessMiddleware:
     def _may_ask(self, origin: str, host: str) -> bool:
         """True if an origin is allowed: that of this server itself, and those of the rules."""
         return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
+
+
+def _secured(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer, with `HEADERS` where they have no policy of their own."""
+    own = list(headers)
+    return own if any(name == b"content-security-policy" for name, _ in own) else [*own, *_RAW_HEADERS]
 
 
 def client_of(scope: Scope) -> str:

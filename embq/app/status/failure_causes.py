@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from embq.core.errors import command_line
 from embq.core.redaction import printable
-from embq.core.units import DAMAGED_REST
+from embq.core.units import DAMAGED_REST, Unit
+from embq.core.wire import Count, UnitId, convert
 
 if TYPE_CHECKING:
     from embq.core.storage.paths import Place
@@ -61,6 +63,17 @@ class Group:
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Example(TypedDict):
+    """A failure of a group, as JSON has it."""
+
+    key: str
+    ordinal: Count | None
+    unit: UnitId
+    source: str
+    message: str
+    attempt: int
+
+
 def grouped(root: Place) -> list[Group]:
     """The committed failures by code, largest group first; raises as `standing_failures` does."""
     import pyarrow.compute as pc
@@ -106,21 +119,17 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
             "count": group.count,
             "whole_unit": group.whole_unit,
             "samples": group.samples or None,
-            "examples": [
-                {
-                    "key": row["key"],
-                    "ordinal": row["ordinal"],
-                    "unit": row["unit_id"],
-                    "source": manifest.unit(row["u"]).source,
-                    "message": row["message"],
-                    "attempt": row["attempt"],
-                }
-                for row in group.examples
-            ],
+            "examples": [_example(row, manifest.unit(row["u"])) for row in group.examples],
             "next": next_step(group.code, root),
         }
         for group in groups
     ]
+
+
+def _example(row: Mapping[str, Any], unit: Unit) -> Example:
+    """A row of the failures as an example. The author of a folder decides what its file holds: MalformedError."""
+    fields = {name: row[name] for name in ("key", "ordinal", "message", "attempt")}
+    return convert(Example, {**fields, "unit": unit.unit_id, "source": unit.source}, what="failure in the folder")
 
 
 def next_step(code: str, root: Place) -> str:

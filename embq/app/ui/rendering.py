@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from embq.app.ui.addresses import url
 from embq.core.errors import EmbqError
 from embq.core.redaction import masked, printable
 from embq.core.service.progress_line import duration, moment
@@ -39,6 +40,9 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+
+PAGE_HEADER = "X-Embq-Page"
+"""Marks what a page of embq is made of; the script of the pages inserts nothing else."""
 
 _JOINERS = re.compile("[^\u200c\u200d]+")
 """All but the characters that join and part letters: Persian words and many emoji need them, and they hide nothing."""
@@ -73,7 +77,7 @@ def environment() -> Environment:
         "moment": moment,
     }
     jinja.tests["link"] = lambda text: isinstance(text, str) and _LINK.fullmatch(text) is not None
-    jinja.globals |= {"version": version_of("embq")}
+    jinja.globals |= {"version": version_of("embq"), "url": url}
     return jinja
 
 
@@ -86,8 +90,8 @@ def page(
     request: Request, template: str, *, status: int = 200, headers: Mapping[str, str] = {}, **values: Any
 ) -> Response:
     """A page, or the part of it that a template makes of `values`, and of `here`, the path of the page."""
-    html = fragment(template, {"here": request.url.path, **values})
-    all_headers = {"Cache-Control": "no-store", **SECURITY_HEADERS, **headers}
+    html = fragment(template, {"here": request.scope["path"], **values})
+    all_headers = {"Cache-Control": "no-store", **SECURITY_HEADERS, PAGE_HEADER: "1", **headers}
     return HTMLResponse(html.encode("utf-8", "replace"), status, all_headers)
 
 

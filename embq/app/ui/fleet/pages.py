@@ -15,6 +15,7 @@ from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
 from embq.app.status.failure_causes import described, grouped
 from embq.app.status.service_logs import LogLine, logs_of
+from embq.app.ui.addresses import url
 from embq.app.ui.fleet.actions import Actions, Permission
 from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
@@ -170,7 +171,9 @@ class FleetPages:
                 why = "this is not the token of this server"
                 then = "each start has another token; open the URL that the server printed"
             raise HttpError(why, code="no_actions", next_step=then, status=403)
-        response = RedirectResponse(request.url.path, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
+        run = request.path_params.get("run", "")
+        address = url("/fleet/{run}", run=run) if run else "/fleet"
+        response = RedirectResponse(address, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
         self.permission.grant(request, response)
         return response
 

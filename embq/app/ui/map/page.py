@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import status_of
 from embq.app.serving.served_index import ServedIndex
+from embq.app.ui.addresses import url
 from embq.app.ui.fleet.actions import Permission
 from embq.app.ui.map.data import LoadedMap, LoadedMaps, Shape
 from embq.app.ui.map.embedding_atlas import address, application_folder, atlas_routes
@@ -74,9 +75,10 @@ class MapPage:
 
     async def make(self, request: Request) -> Response:
         """Start `embq atlas` for an index, in a process of its own, or tell how it went; its notice asks again."""
-        notice = Notice("The map is being made", "It appears here.", again=f"/map/make?{request.url.query}")
         self._permission.require(request)
-        path = self._served(request.query_params.get("index", "")).path
+        index = request.query_params.get("index", "")
+        notice = Notice("The map is being made", "It appears here.", again=url("/map/make", {"index": index}))
+        path = self._served(index).path
         command = python("-m", "embq", "atlas", str(path), "--no-serve")
         process = self._making.pop(path, None) or start(command, stdout=DEVNULL, stderr=PIPE)
         if process.poll() is None:

@@ -1,7 +1,10 @@
 "use strict";
-// Answers with an error status hold a message for people, so they are shown like any other, a proxy's too.
+// Only what a page of embq is made of is inserted as HTML: no file, no picture, and not what a proxy says. Answers with
+// an error status hold a message for people, so they are shown like any other.
 document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.xhr.status < 400) return;
+  const { xhr } = event.detail, isPage = xhr.getResponseHeader("X-Embq-Page") !== null;
+  if (isPage && xhr.status < 400) return;
+  if (!isPage) event.detail.serverResponse = `<div class="notice error" role="alert">No page of embq came, but an answer with status ${Number(xhr.status)}.</div>`;
   event.detail.shouldSwap = true;
   if (event.detail.target.id) event.detail.swapOverride = "innerHTML";
 });

@@ -5,7 +5,7 @@
   const pen = canvas.getContext("2d");
   const tip = document.getElementById("tip");
   const selected = document.getElementById("ids");  // one id per line
-  const { index, name, modality } = map.dataset;
+  const { index, name, modality, thumbnails } = map.dataset;
   const NONE = 255, NEAR = 8, MOST_CORNERS = 400, HITS = 500, MOST_DISCS = 20_000;
   const RAMP = ["#46327e", "#3f5a9a", "#2f7d9b", "#229b8c", "#3fb56e", "#7ac550", "#b3c938", "#d9b528"];
 
@@ -325,11 +325,11 @@
     const [row] = await metadata([id]).catch(() => [{}]);
     if (turn !== asked || hover !== i) return;
     tip.replaceChildren();
-    if (modality === "image") {
+    if (thumbnails) {
       const image = element("img", "");
       image.alt = "";
       image.onerror = () => image.remove();
-      image.src = `/thumb/${name.split("/").map(encodeURIComponent).join("/")}/${modality}/${id}`;
+      image.src = thumbnails + Number(id);
       tip.append(image);
     }
     if (row.caption) tip.append(element("p", cut(row.caption, 300)));
