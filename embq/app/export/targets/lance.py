@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embq.app.export.targets.target import RUN, TargetRows, client_library, other_form, run_in
+from embq.app.export.targets.local_database import local_folder
+from embq.app.export.targets.target import OTHER_TOOL, RUN, TargetRows, client_library, other_form, run_in
+
+MODEL = b"embq.model"
+"""Key of a schema's metadata with the run's model."""
 
 
 class Lance:
@@ -29,8 +33,9 @@ class Lance:
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
+        local_folder(self._destination)
         database = client_library("lancedb", "lance").connect(self._destination)
-        schema = rows.schema.with_metadata({RUN: rows.run.encode(), b"embq.model": rows.model.encode()})
+        schema = rows.schema.with_metadata({RUN: rows.run.encode(), MODEL: rows.model.encode()})
         try:
             self._table = database.open_table(self._table_name)
         except ValueError:  # there is none
@@ -38,7 +43,8 @@ class Lance:
         schema = self._table.schema
         if not schema.remove_metadata().equals(rows.schema):
             raise other_form(self.name, _types(schema), _types(rows.schema))
-        return run_in(schema)
+        # Other notes may name models, which the library loads with their own code when rows are added.
+        return run_in(schema) if set(schema.metadata or ()) <= {RUN, MODEL} else OTHER_TOOL
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""

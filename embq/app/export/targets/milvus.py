@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embq.app.export.targets.local_database import check_names, local_folder
 from embq.app.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, records
 from embq.core.errors import InputError
 from embq.core.formats.base import vectors
@@ -21,6 +22,9 @@ RUN = "embq_run"
 
 MOST_TEXT_BYTES = 65_535
 """Limit of Milvus for a VARCHAR."""
+
+OF_USERS = ("schema.json", "database_properties.json")
+"""Files of Milvus Lite with texts of users; the others hold names of collections and files alone."""
 
 PAGE = 10_000
 """Ids of one request; a server returns at most 16,384."""
@@ -49,15 +53,18 @@ class Milvus:
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
+        if (folder := local_folder(self._destination)) is not None:
+            check_names(folder, skipped=OF_USERS)
         self._client = self._module.MilvusClient(self._destination, token=target_secret("MILVUS_TOKEN") or "")
         self._rows = rows
         if not self._client.has_collection(self._table):
             self._create(rows)
-        columns = [field["name"] for field in self._client.describe_collection(self._table)["fields"]]
+        form = self._client.describe_collection(self._table)
+        columns = [field["name"] for field in form["fields"]]
         check_columns(self.name, [name for name in columns if name != RUN], rows)
-        self._client.load_collection(self._table)
-        if RUN not in columns:
+        if RUN not in columns or form.get("functions"):  # which may send texts to a service
             return OTHER_TOOL
+        self._client.load_collection(self._table)
         first = self._client.query(self._table, filter="id >= 0", limit=1, output_fields=[RUN])
         return str(first[0][RUN]) if first else None
 

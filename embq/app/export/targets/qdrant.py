@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 
+from embq.app.export.targets.local_database import PointsOnly, local_folder
 from embq.app.export.targets.target import (
     OTHER_TOOL,
     TargetRows,
@@ -52,6 +54,15 @@ class Qdrant:
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
+        if local_folder(self._destination) is None:
+            return self._open(rows)
+        records = client_library("qdrant_client.http.models.models", "qdrant")
+        stored = client_library("qdrant_client.local.persistence", "qdrant")
+        # The library unpickles all points of a folder, of whomever.
+        with patch.object(stored, "pickle", PointsOnly(records, self._destination)):
+            return self._open(rows)
+
+    def _open(self, rows: TargetRows) -> str | None:
         where: dict[str, Any] = {"path": self._destination}
         if self._destination.startswith(("http://", "https://")):
             where = {
