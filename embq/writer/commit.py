@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from embq.core.errors import OutputError, TryLaterError
+from embq.core.errors import OutputError, OutsideError, TryLaterError
 from embq.core.formats.base import Draft, PartName
 from embq.core.formats.folders import row_folders
 from embq.core.formats.parquet import write_failures
@@ -31,12 +32,26 @@ from embq.core.run.layout import PLANNED, Layout, record_number
 from embq.core.run.run_info import RunInfo
 from embq.core.storage.durable import claim, drop, drop_in, fsync_folder, link, names_in, output_error, publish, writing
 from embq.core.storage.objects import ObjectPath, unfinished
-from embq.writer.accept import Accepted
+from embq.core.storage.paths import Place
+from embq.writer.accept import Accepted, Rejected
 
 MAX_BYTES = LIMIT_BYTES // 2
 """Workers stop at LIMIT_BYTES of waiting results; a part above half of it could wait for rows that cannot come."""
 
 MIN_AGE_S, MAX_AGE_S = 2.0, 30.0
+
+
+class LostPartError(Exception):
+    """A part is no more what was accepted.
+
+    Attributes:
+        result: its result, without which the others can be committed.
+        why: reason for its refusal.
+    """
+
+    def __init__(self, result: Accepted, why: Rejected) -> None:
+        super().__init__(str(why))
+        self.result, self.why = result, why
 
 
 class Buffer:
@@ -192,7 +207,8 @@ class Committer:
                     upload.abort()
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
-        """Commit the results by one record; TryLaterError if a later writer has taken over.
+        """Commit the results by one record; TryLaterError if a later writer has taken over, LostPartError if a part is
+        gone or another one by now.
 
         Parts that workers have written come first, then the rows of all other results as one part.
         """
@@ -250,6 +266,10 @@ class Committer:
         """
         try:
             yield
+        except LostPartError:
+            for file in files:
+                drop(self.layout.root / file.path)
+            raise
         except (FileExistsError, OutputError) as error:
             later = next(self.log.read(after=self.state.n), None)
             if later is None or later.writer == self.writer:
@@ -318,17 +338,37 @@ class Committer:
         is there: another writer may have to take them again.
         """
         first_id = self.state.next_id
-        parts = [result.part for result in results if result.part is not None]
-        for part in parts:
+        parts = [(result, result.part) for result in results if result.part is not None]
+        for result, part in parts:
             name = f"part-{self.state.n + 1:08d}.{first_id:012d}.{self.info.format}"
             path = self.layout.parts / name
             with writing(path):
-                link(self.layout.staged_parts / part.path, path, self._name(first_id).unfinished(str(first_id)))
+                self._link(result, part, path, self._name(first_id).unfinished(str(first_id)))
                 self._on_progress()
             yield replace(part, path=self.layout.relative(path), first_id=first_id)
             first_id += part.rows
         if parts:
             fsync_folder(self.layout.parts)
+
+    def _link(self, result: Accepted, part: CommittedFile, path: Place, temporary: Path) -> None:
+        """Link a part, or raise LostPartError: between its check and its commit whoever may write there can change it.
+
+        A part of another length would be named by a record that does not fit it, and so end every reader.
+        """
+        staged = self.layout.staged_parts / part.path
+        try:
+            link(staged, path, temporary)
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            if staged.exists():
+                raise
+            raise LostPartError(result, Rejected("lost_result", f"part {part.path} is gone")) from error
+        except OutsideError as error:
+            raise LostPartError(result, Rejected("bad_result", error.message)) from error
+        if size != part.bytes:
+            drop(path)
+            why = f"part {part.path} has {size:,} bytes, and had {part.bytes:,} when it was checked"
+            raise LostPartError(result, Rejected("bad_result", why))
 
     def _drafts_of_failures(self, results: Sequence[Accepted]) -> list[Draft]:
         table = pa.concat_tables([r.failures for r in results if r.failures.num_rows])

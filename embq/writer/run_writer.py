@@ -27,7 +27,7 @@ from embq.core.service.metrics import Histogram
 from embq.core.storage.paths import place
 from embq.writer import staging
 from embq.writer.accept import Accepted, Acceptor, Rejected
-from embq.writer.commit import Buffer, Committer
+from embq.writer.commit import Buffer, Committer, LostPartError
 from embq.writer.lock import LOCK_PATIENCE_S, LockKeeper, RunLock
 from embq.writer.queue import RunQueue
 from embq.writer.token_estimate import TokenEstimate
@@ -286,19 +286,19 @@ class RunWriter:
 
     def flush(self) -> None:
         """Commit what is buffered, then close the log if nothing is left."""
-        results = [result for result in self.buffer.drain() if not self._has_lost_part(result)]
-        if results:
+        if results := self.buffer.drain():
             self.committer.fingerprint = self.acceptor.fingerprint
             began = time.monotonic()
-            commit = self.committer.commit(results)
-            self.counts.committed(commit, time.monotonic() - began)
-            for result in results:
-                self.workload.committed(self.manifest.unit_size(result.u), result.tokens)
-            self.queue.mark([(result.entry, result.u) for result in results])
-            for result in results:
-                if result.staged:
-                    staging.drop_ref(self.layout, result.staged)
-            self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
+            commit, results = self._committed(results)
+            if commit is not None:
+                self.counts.committed(commit, time.monotonic() - began)
+                for result in results:
+                    self.workload.committed(self.manifest.unit_size(result.u), result.tokens)
+                self.queue.mark([(result.entry, result.u) for result in results])
+                for result in results:
+                    if result.staged:
+                        staging.drop_ref(self.layout, result.staged)
+                self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
         self._grow()
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
@@ -310,13 +310,17 @@ class RunWriter:
             self.queue.set_over(is_over=True)
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
-    def _has_lost_part(self, result: Accepted) -> bool:
-        """Whether a part is gone since it was accepted; then its unit runs again, and no other result waits for it."""
-        if result.part is None or (self.layout.staged_parts / result.part.path).exists():
-            return False
-        error = Rejected("lost_result", f"part {result.part.path} is gone")
-        self._refuse(result.entry, Sender(u=result.u, token=result.token), error)
-        return True
+    def _committed(self, results: list[Accepted]) -> tuple[Commit | None, list[Accepted]]:
+        """The record of results, and those that it has: without those whose part has been lost since they were
+        accepted. Their units run again, and no other result waits for them."""
+        while results:
+            try:
+                return self.committer.commit(results), results
+            except LostPartError as lost:
+                self._refuse(lost.result.entry, Sender(u=lost.result.u, token=lost.result.token), lost.why)
+                staging.drop_ref(self.layout, lost.result.staged)
+                results = [result for result in results if result is not lost.result]
+        return None, results
 
     def drain(self) -> None:
         """Commit everything that is published now, and note the changes requested until now."""

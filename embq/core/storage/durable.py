@@ -183,7 +183,10 @@ NOT_LINKABLE = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.EOPN
 
 def link(staged: Place, path: Place, temporary: Path) -> None:
     """Give a finished file a second name, or an object a copy; an orphan of that name, left by a dead writer, is
-    replaced. Not durable yet in a folder, which must be synced. OutsideError if `staged` or its folder is a link.
+    replaced. Not durable yet in a folder, which must be synced. OutsideError if `staged` or its folder is a link, or
+    no regular file.
+
+    A file of a user who may not write to the folder of `path` is copied: its owner could change it ever after.
 
     Args:
         temporary: name for a copy, where the file cannot be linked.
@@ -192,27 +195,30 @@ def link(staged: Place, path: Place, temporary: Path) -> None:
         ObjectPath(str(staged)).copy(str(path))
         return
     name = f"{staged.parent.name}/{staged.name}"
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        with beneath.parent(staged.parents[1], name) as (above, last):
-            os.link(last, path, src_dir_fd=above, follow_symlinks=False)
-        os.close(beneath.open_file(path.parent, path.name))  # OutsideError if `staged` has become a link
-    except OutsideError:
-        drop(path)
-        raise
-    except OSError as error:
-        if error.errno not in NOT_LINKABLE:
-            raise
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with beneath.parent(staged.parents[1], name) as (above, last):
+        owner = os.stat(last, dir_fd=above, follow_symlinks=False).st_uid
+        linked = owner in (os.geteuid(), os.stat(path.parent).st_uid)
         try:
-            with beneath.reader(staged.parent.parent, name) as file, open(temporary, "xb") as copy:
-                shutil.copyfileobj(file, copy, 1 << 20)
-                copy.flush()
-                os.fsync(copy.fileno())
-            os.rename(temporary, path)
-        except OSError:
-            drop(temporary)
-            raise
+            if linked:
+                os.link(last, path, src_dir_fd=above, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in NOT_LINKABLE:
+                raise
+            linked = False
+    try:
+        if linked:
+            os.close(beneath.open_file(path.parent, path.name))  # OutsideError if `staged` is no regular file
+            return
+        with beneath.reader(staged.parent.parent, name) as file, open(temporary, "xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.rename(temporary, path)
+    except (OSError, OutsideError):
+        drop(path if linked else temporary)
+        raise
 
 
 def try_lock(file: int | IO[Any], *, shared: bool = False) -> bool:
