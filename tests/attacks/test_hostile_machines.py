@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import embq
 from embq.app.fleet import launcher
+from embq.app.fleet.kubernetes import KubernetesLauncher
 from embq.app.fleet.launcher import FleetMember
 from embq.app.fleet.member import LeftWorker, fleet_folder
-from embq.app.fleet.ssh import ssh_launcher
+from embq.app.fleet.slurm import SlurmLauncher
+from embq.app.fleet.ssh import read_hosts, ssh_launcher
+from embq.core.errors import EmbqError, TryLaterError, UsageError
 from embq.core.process.children import MARK
 
 ROW = {"name": "devices", "detail": "no card", "fix": "install one"}
@@ -61,3 +65,142 @@ def test_the_last_line_of_a_log_of_terabytes_is_shown(tmp_path: Path, monkeypatc
         file.write(b"\nerror: no broker\n")
     (row,) = LeftWorker(FleetMember(fleet="fleet", name="gpu1")).state()
     assert row["detail"] == "error: no broker"
+
+
+# --- what engines answer ---
+
+
+def engine(folder: Path, name: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command on PATH that prints an answer to `squeue` or `kubectl get`; notes its arguments for the others."""
+    (folder / "answer").write_text(answer)
+    calls = folder / "calls"
+    calls.touch()
+    script = f'#!/bin/sh\necho "$0" "$@" >> {calls}\ncase "$0 $1" in *queue*|*get*) cat {folder}/answer;; esac\n'
+    for command in (name, "scancel"):
+        (folder / command).write_text(script)
+        (folder / command).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return calls
+
+
+HOSTILE_JOBS = {
+    "an option for scancel": "--user=root_0|RUNNING|n1",
+    "options and spaces": "-u root _0|RUNNING|n1",
+    "no id": "_0|RUNNING|n1",
+    "no place": "7_0|RUNNING",
+    "a state of any length": f"7_0|{'R' * 100_000}|n1",
+    "a number without end": f"{'7' * 100_000}_0|RUNNING|n1",
+    "a task that is none of ours": "7_1|RUNNING|n1",
+    "bytes": "\x00\x1b\ud800".encode(errors="replace").decode(),
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE_JOBS.values(), ids=HOSTILE_JOBS)
+def test_a_line_of_squeue_that_is_no_job_is_none(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = engine(tmp_path, "squeue", f"{line}\n", monkeypatch)
+    slurm = SlurmLauncher("fleet", (), "python")
+    assert slurm.states(["fleet-0"]) == {}
+    assert list(slurm.remove(["fleet-0"])) == []
+    assert "scancel" not in calls.read_text()
+
+
+def test_what_squeue_says_of_a_job_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine(tmp_path, "squeue", "7_0|PENDING|\x1b[2J(Resources)|x\n", monkeypatch)
+    row = SlurmLauncher("fleet", (), "python").states(["fleet-0"])["fleet-0"]
+    assert (row.state, row.detail) == ("warn", "pending: \\x1b[2J(Resources)|x")
+
+
+POD: dict[str, Any] = {
+    "kind": "Pod",
+    "metadata": {"name": "embq-fleet-0-x", "labels": {"embq-machine": "fleet-0"}},
+    "spec": {"nodeName": "n1"},
+    "status": {"phase": "Running"},
+}
+DEPLOYMENT = {**POD, "kind": "Deployment", "spec": {"replicas": 1}}
+
+
+def pod(**changes: Any) -> str:
+    return json.dumps({"items": [DEPLOYMENT, {**POD, **changes}]})
+
+
+HOSTILE_OBJECTS = {
+    "no JSON": "<html>",
+    "a list": "[]",
+    "no items": "{}",
+    "items of any kind": '{"items": [1]}',
+    "items without names": '{"items": [{"kind": "Pod"}]}',
+    "nesting": '{"items": ' + "[" * 200_000,
+    "a number without end": '{"items": ' + "9" * 100_000,
+    "labels of any kind": pod(metadata={"name": "x", "labels": {"embq-machine": {}}}),
+    "a name that is an option": pod(metadata={"name": "--all", "labels": {"embq-machine": "fleet-0"}}),
+    "a name that is a command": pod(metadata={"name": "x;reboot", "labels": {"embq-machine": "fleet-0"}}),
+    "states of any kind": pod(status={"containerStatuses": [{"state": {"terminated": "yes"}}]}),
+    "containers of any kind": pod(status={"containerStatuses": {"a": 1}}),
+    "conditions of any kind": pod(status={"conditions": [{"type": 1, "status": []}]}),
+    "a node of any kind": pod(spec={"nodeName": ["n1"]}),
+    "replicas of any kind": json.dumps({"items": [{**DEPLOYMENT, "spec": {"replicas": "many"}}]}),
+}
+
+
+@pytest.mark.parametrize("answer", HOSTILE_OBJECTS.values(), ids=HOSTILE_OBJECTS)
+def test_objects_of_kubernetes_that_are_none_are_one_error(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine(tmp_path, "kubectl", answer, monkeypatch)
+    with pytest.raises(EmbqError, match="the answer of Kubernetes is malformed") as caught:
+        kubernetes().states(["fleet-0"])
+    assert len(caught.value.message) < 1_000
+
+
+def kubernetes(*command: str) -> KubernetesLauncher:
+    return KubernetesLauncher(
+        fleet="fleet", kubectl=command or ("kubectl",), image="", python="python", gpus=0, patch=None
+    )
+
+
+def test_what_pods_say_is_escaped_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"containerStatuses": [{"state": {"terminated": {"message": "\x1b[2J" + "x" * 100_000}}}]}
+    delayed = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "\x1b[2J" * 100_000}]}
+    for status in (failed, delayed, {"phase": "\x1b[2J"}):
+        engine(tmp_path, "kubectl", pod(status=status), monkeypatch)
+        row = kubernetes().states(["fleet-0"])["fleet-0"]
+        assert "\x1b" not in row.detail
+        assert len(row.detail) < 4_000
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("exec cat /dev/zero", "failed: \\x00"),
+        ("exec cat /dev/zero >&2", "failed: \\x00"),
+        ("exec sleep 60", "has not ended within 0.5 s"),
+        ("printf '\\033[2Jno' >&2; exit 1", "failed: \\x1b[2Jno"),
+    ],
+)
+def test_an_engine_that_sends_or_waits_for_ever_is_ended(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that never reads what it is sent."""
+    monkeypatch.setattr(launcher, "ENGINE_BYTES", 100_000)
+    if "sleep" in command:
+        monkeypatch.setattr(launcher, "CHECK_S", 0.5)
+    with pytest.raises(TryLaterError) as caught:
+        launcher.called(["sh", "-c", command], needs="", see="", stdin="x" * (1 << 20))
+    assert told in caught.value.message
+    assert len(caught.value.message) < 4_000
+
+
+def test_a_host_that_would_be_an_option_of_ssh_is_none(tmp_path: Path) -> None:
+    marker, hosts = tmp_path / "ran", tmp_path / "hosts.txt"
+    for host in (
+        f"-oProxyCommand=touch${{IFS}}{marker}",
+        "-F/etc/passwd",
+        "--",
+        "a b",
+        "user@",
+        "user@-oProxyCommand=x",
+    ):
+        hosts.write_text(f"{host}\n")
+        with pytest.raises(UsageError, match="is no host"):
+            read_hosts(hosts)
+    assert not marker.exists()

@@ -7,10 +7,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, FleetMember, answer_in, called, late, rows_of
+from embq.app.fleet.launcher import ENGINE_BYTES, GRACE_S, FleetMember, answer_in, called, late, rows_of
+from embq.core import wire
 from embq.core.process.children import MARK, python
 
 NEEDS = "install kubectl, and name the cluster with --kubectl 'kubectl --context NAME --namespace NAME'"
@@ -22,6 +25,66 @@ _MISSING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateConta
 """Reasons for which a container waits until somebody mends its cause."""
 
 Manifest = dict[str, Any]
+
+ObjectName = Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9.-]{0,252}\Z")]
+"""Name of an object; it becomes an argument of kubectl, also in commands that are shown."""
+
+
+# What is read of the API's objects (https://kubernetes.io/docs/reference/kubernetes-api).
+
+
+class _Metadata(Struct, frozen=True):
+    name: ObjectName
+    labels: dict[str, str] = {}
+    created: wire.ShortText = field(name="creationTimestamp", default="")
+    deleted: wire.ShortText | None = field(name="deletionTimestamp", default=None)
+
+
+class _Reason(Struct, frozen=True):
+    reason: wire.ShortText = ""
+    message: str = ""
+
+
+class _State(Struct, frozen=True):
+    waiting: _Reason | None = None
+    terminated: _Reason | None = None
+
+
+class _Container(Struct, frozen=True):
+    state: _State = _State()
+    last: _State = field(name="lastState", default=_State())
+
+
+class _Condition(Struct, frozen=True):
+    type: str
+    status: str
+    message: str = ""
+
+
+class _Status(Struct, frozen=True):
+    phase: wire.ShortText = ""
+    containers: tuple[_Container, ...] = field(name="containerStatuses", default=())
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _Spec(Struct, frozen=True):
+    replicas: int = 1
+    node: wire.ShortText = field(name="nodeName", default="a node")
+
+
+class _Object(Struct, frozen=True):
+    kind: str
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+    @property
+    def machine(self) -> str:
+        return self.metadata.labels.get("embq-machine", "")
+
+
+class _Objects(Struct, frozen=True):
+    items: tuple[_Object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +124,9 @@ class KubernetesLauncher:
     def states(self, names: Sequence[str]) -> Mapping[str, Check]:
         """States of the Deployments and their pods; for a pod that failed, the end of its log."""
         items = self._objects()
-        pods = [item for item in items if item["kind"] == "Pod" and "deletionTimestamp" not in item["metadata"]]
-        newest = {_machine(pod): pod for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))}
-        deployments = {_machine(item): item for item in items if item["kind"] == "Deployment"}
+        pods = [item for item in items if item.kind == "Pod" and item.metadata.deleted is None]
+        newest = {pod.machine: pod for pod in sorted(pods, key=lambda pod: pod.metadata.created)}
+        deployments = {item.machine: item for item in items if item.kind == "Deployment"}
         return {name: _row(name, deployments[name], newest.get(name)) for name in names if name in deployments}
 
     def drain(self, names: Sequence[str], drain_s: float) -> Iterable[Check]:
@@ -82,13 +145,13 @@ class KubernetesLauncher:
         self._called("delete", "pods", *chosen, f"--grace-period={KILL_S}", "--wait=false")
         return late("pod", lambda: self._pods(names), END_S, FORCE)
 
-    def _objects(self) -> list[Manifest]:
+    def _objects(self) -> Sequence[_Object]:
         listed = self._called("get", "deployments,pods", "--selector", f"embq-fleet={self.fleet}", "--output", "json")
-        return list(json.loads(listed)["items"])
+        return wire.read(_Objects, listed, what="the answer of Kubernetes", most_bytes=ENGINE_BYTES).items
 
     def _pods(self, names: Sequence[str]) -> dict[str, str]:
         """Machine -> its pod, of those that have one."""
-        pods = {_machine(item): str(item["metadata"]["name"]) for item in self._objects() if item["kind"] == "Pod"}
+        pods = {item.machine: item.metadata.name for item in self._objects() if item.kind == "Pod"}
         return {name: pod for name, pod in pods.items() if name in names}
 
     def _called(self, *arguments: str, stdin: str = "") -> str:
@@ -139,35 +202,29 @@ class KubernetesLauncher:
         }
 
 
-def _machine(manifest: Manifest) -> str:
-    return str(manifest["metadata"].get("labels", {}).get("embq-machine", ""))
-
-
-def _row(name: str, deployment: Manifest, pod: Manifest | None) -> Check:
+def _row(name: str, deployment: _Object, pod: _Object | None) -> Check:
     """The row of a machine, by its Deployment and its newest pod."""
-    if not deployment["spec"].get("replicas", 1):
+    if not deployment.spec.replicas:
         return Check(name, "fail", "drained", "embq fleet up starts it again")
     if pod is None:
         return Check(name, "warn", _blocked(deployment) or "it has no pod yet", "kubectl get events")
-    status = pod.get("status", {})
-    for container in status.get("containerStatuses", ()):
-        state, last = container.get("state", {}), container.get("lastState", {}).get("terminated", {})
-        waiting, ended = state.get("waiting", {}), state.get("terminated", {})
-        if ended or waiting.get("reason") in _MISSING:
-            why = ended or last or waiting
-            message = str(why.get("message") or why.get("reason"))
+    for container in pod.status.containers:
+        waiting, ended = container.state.waiting, container.state.terminated
+        if ended or (waiting is not None and waiting.reason in _MISSING):
+            why = ended or container.last.terminated or waiting
+            assert why is not None
+            message = why.message or why.reason
             if (answer := answer_in(message)) and answer.failed:
                 return rows_of(name, answer)[0]
             after = " ".join(message.rpartition(MARK)[2].partition("}\n")[2].split() if answer else message.split())
-            return Check(name, "fail", after[-500:], f"kubectl logs {shlex.quote(pod['metadata']['name'])}")
-    if status.get("phase") == "Running":
-        return Check(name, "ok", f"running on {pod['spec'].get('nodeName', 'a node')}")
-    return Check(name, "warn", _blocked(pod) or str(status.get("phase", "Pending")).lower(), "kubectl get events")
+            return Check(name, "fail", after[-500:], f"kubectl logs {shlex.quote(pod.metadata.name)}")
+    if pod.status.phase == "Running":
+        return Check(name, "ok", f"running on {pod.spec.node}")
+    return Check(name, "warn", _blocked(pod) or (pod.status.phase or "Pending").lower(), "kubectl get events")
 
 
-def _blocked(manifest: Manifest) -> str:
+def _blocked(found: _Object) -> str:
     """What the conditions of an object say of its delay."""
     kinds = (("PodScheduled", "False"), ("ReplicaFailure", "True"))
-    conditions = manifest.get("status", {}).get("conditions", ())
-    delays = [condition for condition in conditions if (condition["type"], condition["status"]) in kinds]
-    return " ".join(str(condition.get("message", "")) for condition in delays)
+    delays = [condition for condition in found.status.conditions if (condition.type, condition.status) in kinds]
+    return " ".join(condition.message for condition in delays)[:500]

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import IO, Annotated, Protocol
 
 from msgspec import Meta
 
@@ -20,7 +21,8 @@ import embq
 from embq.app.doctor.check import Check
 from embq.core import wire
 from embq.core.errors import ConfigError, TryLaterError
-from embq.core.process.children import MARK, kill, start
+from embq.core.process.children import MARK, ending, kill, start
+from embq.core.redaction import printable
 
 AT_ONCE = 32
 """Machines that are asked at the same time."""
@@ -31,6 +33,8 @@ GRACE_S = 30.0
 """Beyond its drain timeout, a worker gives leases back and frees devices."""
 OUTPUT_BYTES = 1 << 20
 """Of each stream of a machine; a machine that sends more is cut off."""
+ENGINE_BYTES = 64 << 20
+"""Of each stream of an engine's command: 600 machines on Kubernetes have 10 MB."""
 WATCH_S = 0.05
 """Between two checks of a running command: of its time, and of how much it has sent."""
 LOG_BYTES = 64 << 10
@@ -158,30 +162,27 @@ class AskingLauncher:
         return rows_of(member.name, answer)
 
 
-CALLED_S = 120.0
-"""Of a command of an engine, such as sbatch and kubectl, which answers within seconds."""
-
-
 def called(
     command: Sequence[str], *, needs: str, see: str, environment: Mapping[str, str] | None = None, stdin: str = ""
 ) -> str:
-    """Standard output of a command of an engine; ConfigError if there is none, TryLaterError if it fails.
+    """Standard output of a command of an engine; ConfigError if there is none, TryLaterError if it fails, does not end
+    or sends more than `ENGINE_BYTES`.
 
     Args:
-        needs, see: next steps for the one and the other.
+        needs, see: next steps for the one and the others.
     """
     try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, check=False, env=environment, timeout=CALLED_S
-        )
-    except FileNotFoundError as error:
-        raise ConfigError(f"{command[0]} is not installed here", next_step=needs) from error
+        status, output, errors = output_of(command, stdin, CHECK_S, environment=environment, most_bytes=ENGINE_BYTES)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "is not installed here" if missing else f"cannot be started: {error.strerror}"
+        raise ConfigError(f"{command[0]} {why}", next_step=needs) from error
     except subprocess.TimeoutExpired as error:
-        raise TryLaterError(f"{command[0]} has not ended within {CALLED_S:g} s", next_step=see) from error
-    if done.returncode:
-        detail = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+        raise TryLaterError(f"{command[0]} has not ended within {CHECK_S:g} s", next_step=see) from error
+    if status:
+        detail = printable(" ".join((errors or output)[:500].split())) or ending(status)
         raise TryLaterError(f"{command[0]} failed: {detail}", next_step=see)
-    return done.stdout
+    return output
 
 
 def late(kind: str, running: Callable[[], Mapping[str, str]], seconds: float, fix: str) -> Iterator[Check]:
@@ -200,27 +201,43 @@ def late(kind: str, running: Callable[[], Mapping[str, str]], seconds: float, fi
         time.sleep(LOOK_S)
 
 
-def output_of(command: Sequence[str], order: str, limit_s: float) -> tuple[int, str, str]:
-    """Status, standard output and error of a command that a machine answers to, which may send any bytes.
+def output_of(
+    command: Sequence[str],
+    order: str,
+    limit_s: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    most_bytes: int | None = None,
+) -> tuple[int, str, str]:
+    """Status, standard output and error of a command that a machine or an engine answers to, which may send any bytes.
 
-    It is ended when it sends more than `OUTPUT_BYTES`. Raises FileNotFoundError, and TimeoutExpired after `limit_s`.
+    It is ended when it sends more than `most_bytes`, None for `OUTPUT_BYTES`. Raises FileNotFoundError, and
+    TimeoutExpired after `limit_s`.
     """
+    most_bytes = OUTPUT_BYTES if most_bytes is None else most_bytes
     end = time.monotonic() + limit_s
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         files = (output.fileno(), errors.fileno())
-        process = start(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, own_group=False)
+        process = start(
+            command, environment=environment, stdin=subprocess.PIPE, stdout=output, stderr=errors, own_group=False
+        )
         try:
             assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(order.encode())
-            while process.poll() is None and max(os.fstat(file).st_size for file in files) <= OUTPUT_BYTES:
+            # In a thread: what does not read its input would be waited for without end.
+            threading.Thread(target=_send, args=(process.stdin, order.encode()), daemon=True).start()
+            while process.poll() is None and max(os.fstat(file).st_size for file in files) <= most_bytes:
                 if time.monotonic() > end:
                     raise subprocess.TimeoutExpired(command, limit_s)
                 time.sleep(WATCH_S)
         finally:
             status = kill(process)
-        texts = [os.pread(file, OUTPUT_BYTES, 0).decode(errors="replace") for file in files]
+        texts = [os.pread(file, most_bytes, 0).decode(errors="replace") for file in files]
     return status, texts[0], texts[1]
+
+
+def _send(stdin: IO[bytes], order: bytes) -> None:
+    with suppress(BrokenPipeError), stdin:
+        stdin.write(order)
 
 
 def log_end(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -21,6 +22,9 @@ MOST_BYTES = 128_000
 """Of one variable of an environment (MAX_ARG_STRLEN of Linux): some 600 machines."""
 END_S = 120.0
 """From scancel to the end of a job: Slurm's KillWait is 30 s by default, and nodes clean up behind a job."""
+
+_JOB = re.compile(r"(?P<job>[0-9]{1,12}_(?P<task>[0-9]{1,9}))\|(?P<state>[A-Z_]{1,32})\|(?P<place>.{0,1000})")
+"""A line of squeue."""
 
 SCRIPT = """#!/bin/bash
 machine=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" <<< "$EMBQ_FLEET_MACHINES")
@@ -114,9 +118,9 @@ class SlurmLauncher:
         form = ("--array", "--noheader", "--sort", "i", "--format", "%F_%K|%T|%R")
         jobs, by_index = {}, {str(_index(name)): name for name in names}
         for line in _called(["squeue", *whose, *form]).splitlines():
-            job, state, place = line.strip().split("|", 2)
-            if name := by_index.get(job.partition("_")[2]):
-                jobs[name] = (job, state, place)
+            # Ids become arguments of scancel, where one that begins with a hyphen would be an option.
+            if (found := _JOB.fullmatch(line.strip())) and (name := by_index.get(found["task"])):
+                jobs[name] = (found["job"], found["state"], found["place"])
         return jobs
 
     def _row(self, name: str, state: str, place: str) -> Check:

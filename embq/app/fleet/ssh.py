@@ -53,7 +53,8 @@ def away(host: str, why: str, command: Sequence[str]) -> tuple[str, str]:
 def check_hosts(hosts: Sequence[str]) -> None:
     """UsageError if a host has no name, is named twice, or would be an option of ssh."""
     for host in hosts:
-        if not host or host.startswith("-") or any(letter.isspace() for letter in host):
+        name = host.rpartition("@")[2]
+        if not name or host.startswith("-") or name.startswith("-") or any(letter.isspace() for letter in host):
             raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses as ssh calls them")
         if hosts.count(host) > 1:
             raise UsageError(
