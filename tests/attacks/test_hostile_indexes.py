@@ -492,15 +492,17 @@ def write_map(an_index: Path, path: Path, rows: int, text: str) -> None:
 
 
 PEAK = """
-import resource, sys
+import sys
 from pathlib import Path
 from embq.app.ui.map.data import LoadedMap
 from embq.app.verbs.run_control import resume
 from embq.indexer.atlas.map_file import read_info
 path = Path(sys.argv[1])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # not that of resource, which begins with the peak of the parent
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+before = peak()
 print(len(LoadedMap(path, read_info(path)).colours("source")))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
 
 
