@@ -57,7 +57,7 @@ def elsewhere() -> Iterator[None]:
 
 
 def leave_out_current_folder() -> None:
-    """Import `READERS` in another folder from now on, whoever imports them. Calls after the first do nothing."""
+    """Import `READERS` elsewhere from now on, also where libraries import them. Further calls do nothing."""
     if not any(isinstance(finder, _Readers) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Readers())
 
