@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from embq.app.fleet.launcher import FleetMember
 from embq.app.fleet.member import LeftWorker, fleet_folder
 from embq.app.fleet.slurm import SlurmLauncher
 from embq.app.fleet.ssh import read_hosts, ssh_launcher
-from embq.core.errors import EmbqError, TryLaterError, UsageError
+from embq.core.errors import AwayError, EmbqError, TryLaterError, UsageError
 from embq.core.process.children import MARK
+from embq.training.launch.ssh_connection import HostConnection, watch
 
 ROW = {"name": "devices", "detail": "no card", "fix": "install one"}
 ANSWERS = {
@@ -204,3 +207,42 @@ def test_a_host_that_would_be_an_option_of_ssh_is_none(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is no host"):
             read_hosts(hosts)
     assert not marker.exists()
+
+
+# --- hosts of a training ---
+
+
+def host(folder: Path, answer: str, then: str = "") -> HostConnection:
+    (folder / "said").write_bytes(answer.encode(errors="surrogateescape"))
+    return HostConnection("gpu1", ["sh", "-c", f"cat {folder}/said; {then}"], threading.Lock(), prefix="")
+
+
+HOSTILE_REPORTS = ("{", "[]", "[" * 100_000, "9" * 100_000, '{"python": 3}', '{"status": "0", "outcomes": []}')
+
+
+@pytest.mark.parametrize("report", HOSTILE_REPORTS, ids=range(len(HOSTILE_REPORTS)))
+def test_a_host_of_a_training_that_answers_with_anything_is_one_error(report: str, tmp_path: Path) -> None:
+    asked = host(tmp_path, f"{MARK}{report}\n")
+    with pytest.raises(AwayError, match="the answer of gpu1 is malformed"):
+        asked.answer("python")
+    asked.close()
+    with pytest.raises(AwayError, match="the connection to gpu1 ended"):
+        watch([host(tmp_path, f"{MARK}{report}\n" * 20)])
+
+
+def test_what_a_host_of_a_training_prints_moves_no_cursor(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AwayError) as caught:
+        watch([host(tmp_path, f"{MARK}{{}}\nstep\t1\r\x1b]0;title\x07\x9b2J\nno \x1b[2J" + "x" * 100_000)])
+    told = capfd.readouterr().out
+    assert told.startswith("step\t1\r\\x1b]0;title\\x07\\x9b2J\n")
+    assert not set("\x1b\x9b\x07") & set(told + caught.value.message)
+    assert len(caught.value.message) < 2_000
+
+
+def test_a_line_without_end_of_a_host_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("embq.training.launch.ssh_connection.LINE_BYTES", 10_000)
+    lengths: list[int] = []
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(write=lambda text: lengths.append(len(text)), flush=lambda: None))
+    with pytest.raises(AwayError):
+        watch([host(tmp_path, f"{MARK}{{}}\n", "head -c 100000 /dev/zero | tr '\\0' x")])
+    assert (max(lengths), sum(lengths)) == (10_000, 100_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -11,14 +12,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import IO, Any, TextIO
 
+import msgspec
+
 from embq.app.fleet.ssh import FAILED, away
-from embq.core.errors import AwayError, ConfigError, Exit
+from embq.core import wire
+from embq.core.errors import AwayError, ConfigError, Exit, MalformedError
 from embq.core.process.children import MARK, kill, start
+from embq.core.redaction import printable
 from embq.training.launch.child_process import GRACE_S, LOOK_S, stop_requests
 from embq.training.launch.outcomes import ProcessOutcome, by_signal, cause, verdict
-from embq.training.launch.ssh_host import BEAT_S, HostReport, Question, from_json
+from embq.training.launch.ssh_host import BEAT_S, HostReport, Question
 
 ANSWER_S = 60.0
 """From a question to its answer: connecting, a login shell's start, Python's on a cold network disk."""
@@ -26,6 +32,26 @@ OTHERS_S = 10.0
 """From the failure of one host to the end of the others, whose processes may explain it."""
 CLOSING_S = 10.0
 """For the last lines of a host, after its processes had `GRACE_S` to end."""
+
+
+LINE_BYTES = 4 << 20
+"""Of a line that a host sends; a longer one comes as several."""
+LAST_CHARS = 1_000
+"""Of the last line, which an error repeats."""
+MAX_ANSWERS = 8
+"""A host has two."""
+
+
+class _End(msgspec.Struct, frozen=True):
+    """The answer of a host when its processes have ended."""
+
+    status: int
+    outcomes: tuple[ProcessOutcome, ...]
+
+
+def _shown(text: str) -> str:
+    """What a host prints, without what moves the cursor of a terminal, but for the start of the line."""
+    return re.sub(r"[^\n\r\t]+", lambda piece: printable(piece[0]), text)
 
 
 class HostConnection:
@@ -58,19 +84,27 @@ class HostConnection:
             reader.start()
 
     def _read(self, lines: IO[bytes], screen: TextIO, prefix: str) -> None:
-        for line in lines:
+        for line in iter(partial(lines.readline, LINE_BYTES), b""):
             text, mark, answer = line.decode(errors="replace").partition(MARK)
             if text and (self._answered or lines is self._process.stderr):  # not the greeting of a login shell
-                self._last = text.strip() or self._last
+                self._last = printable(text[:LAST_CHARS].strip()) or self._last
             if text and self._answered:
                 with self._screen:
-                    screen.write(f"{prefix}{text}")
+                    screen.write(f"{prefix}{_shown(text)}")
                     screen.flush()
             if mark and answer.endswith("\n"):  # otherwise the connection was cut within it
                 self._answered = True
-                self._answers.put(json.loads(answer))
+                self._take(answer)
         if lines is self._process.stdout:
             self._answers.put(None)
+
+    def _take(self, answer: str) -> None:
+        """Keep an answer: one that is malformed as an empty one, and no more than a host has."""
+        if self._answers.qsize() < MAX_ANSWERS:
+            try:
+                self._answers.put(wire.read(dict[str, Any], answer, what="its answer", most_bytes=LINE_BYTES))
+            except MalformedError:
+                self._answers.put({})
 
     def send_question(self, question: Question) -> None:
         """Send a question."""
@@ -89,7 +123,10 @@ class HostConnection:
         except queue.Empty:
             raise self._away(f"it did not answer in {ANSWER_S:g} s") from None
         if report is not None:
-            return from_json(HostReport, report)
+            try:
+                return wire.convert(HostReport, report, what=f"the answer of {self.host}")
+            except MalformedError as error:
+                raise self._away(error.message) from error
         self._wait()
         if self._process.returncode == FAILED:
             raise self._away(self._last)
@@ -129,9 +166,9 @@ class HostConnection:
         if not self.ended_at and self._process.poll() is not None:
             self._wait()
             while (report := self._answers.get()) is not None:
-                if "status" in report:
-                    self.outcomes = [ProcessOutcome(**outcome) for outcome in report["outcomes"]]
-                    self.status = report["status"]
+                with suppress(MalformedError):  # then the connection counts as lost
+                    end = wire.convert(_End, report, what=f"the end of {self.host}")
+                    self.outcomes, self.status = list(end.outcomes), end.status
             self.ended_at = time.monotonic()
         return bool(self.ended_at)
 
