@@ -48,6 +48,19 @@ def rows_of(page: Page) -> int:
     return int(page.locator(".runs .rows").first.inner_text().split()[0].replace(",", ""))
 
 
+def test_what_is_no_page_of_embq_is_never_inserted(tmp_path: Path, browser: Browser) -> None:
+    with served(tmp_path, "--no-model", verb="ui") as server, opened_page(browser) as (page, faults):
+        page.goto(f"{server.url}/fleet")
+        for number, path in enumerate(("/static/icon.svg", "/indices-list", "/ui/image/x", "/thumb/x/image/0")):
+            page.evaluate("path => htmx.ajax('GET', path, '#said')", path)
+            until(page, "document.querySelector('#said .notice') !== null")
+            assert page.locator("#said svg").count() == 0
+            assert ("No page of embq" in page.locator("#said").inner_text()) == (number < 2)
+            page.evaluate("document.getElementById('said').replaceChildren()")
+        faults.expect("404")
+        faults.expect("Response Status Error")
+
+
 @pytest.mark.slow
 def test_counters_move_buttons_act_and_a_machine_that_dies_turns_grey(
     own_server: EmbeddedServer, short_tmp: Path, browser: Browser
