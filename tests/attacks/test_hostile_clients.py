@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -19,7 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from embq.app.serving import server as server_module
-from embq.app.serving.server import bound, server_of
+from embq.app.serving.server import bound, client_network, server_of
+from embq.app.ui.fleet.live import MOST_STREAMS
 from embq.core.rows.spec import RowSpec
 from embq.core.service import log
 from tests.e2e.served import Server, served
@@ -89,6 +91,35 @@ def test_a_client_is_served_while_others_hold_connections_open(server: Server, f
     assert server.command.stderr.count("connections_closed") == 1
     assert len(server.command.stderr) < 20_000
     assert "Traceback" not in server.command.stderr
+
+
+def test_one_client_cannot_take_all_event_streams(server: Server, files: None) -> None:
+    """Clients are told apart by their addresses, of which loopback has many."""
+    port = int(server.url.rpartition(":")[2])
+    with ExitStack() as stack:
+
+        def status_of_stream(source: str) -> bytes:
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30, source_address=(source, 0)))
+            stream.sendall(b"GET /ui/fleet/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return stream.recv(12)
+
+        first = Counter(status_of_stream("127.0.0.1") for _ in range(MOST_STREAMS))
+        assert first == {b"HTTP/1.1 200": MOST_STREAMS * 3 // 4, b"HTTP/1.1 503": MOST_STREAMS // 4}
+        assert status_of_stream("127.0.0.2") == b"HTTP/1.1 200"
+    wait_until(lambda: server.ask("/ui/fleet/events?run=none").status == 200)  # the rooms of those that left are free
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_the_addresses_that_one_machine_may_have_are_one_client(one: str, other: str, same: bool) -> None:
+    assert (client_network(one) == client_network(other)) == same
 
 
 # --- with shorter times and lower bounds, in this process ---

@@ -56,7 +56,7 @@ class Connections:
 
     def admit(self, connection: BoundedConnection) -> None:
         """Admit a connection; above a limit the longest idle one is closed, or the new one if none is idle."""
-        client = _client(connection)
+        client = client_network(connection.client[0] if connection.client else "")
         same = [other for other, whose in self._open.items() if whose == client]
         self._open[connection] = client
         if len(same) >= self._most_of_client:
@@ -149,10 +149,10 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
 
-def _client(connection: BoundedConnection) -> bytes:
-    """The client of a connection: an IPv4 address, or the /64 network of an IPv6 address."""
+def client_network(host: str) -> bytes:
+    """The client behind an address: an IPv4 address, or the /64 network of an IPv6 one, all of which it may have."""
     try:
-        ip = ipaddress.ip_address(connection.client[0] if connection.client else "")
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return b""
     ip = getattr(ip, "ipv4_mapped", None) or ip

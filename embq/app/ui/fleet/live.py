@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from embq.app.ui.fleet.run_list import ALL_RUNS, RunQuery
 from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 
 MOST_STREAMS = 400
-"""Below the limit of connections of one client, see `embq.app.serving.server`."""
+"""Below the limit of connections of one client, see `embq.app.serving.server`. Of one client at most three quarters of
+it, so that none keeps out the others by itself."""
 STREAM_S = 90.0
 """Less than `embq.app.serving.server.ANSWER_S`."""
 QUIET_S = 15.0
@@ -50,6 +52,7 @@ class Live:
 
     def __init__(self, sampler: Sampler, fragments: Fragments) -> None:
         self.streams = 0
+        self._of_client: Counter[bytes] = Counter()
         self._sampler, self._fragments = sampler, fragments
         self._views: dict[_Page, _View] = {}
         self._news: asyncio.Event | None = None
@@ -57,15 +60,28 @@ class Live:
         self._closed = False
         sampler.listen(self._sampled)
 
+    def is_full(self, client: bytes) -> bool:
+        """True if no further stream is opened for a client, see `client_network`."""
+        return self.streams >= MOST_STREAMS or self._of_client[client] >= MOST_STREAMS * 3 // 4
+
     def leave(self) -> None:
         """End all streams, and open no more."""
         self._closed = True
         self._wake()
 
-    async def stream(self, run: str, query: RunQuery = ALL_RUNS, *, may_act: bool) -> AsyncIterator[bytes]:
-        """The events of a page: `/fleet` with the runs that a query names, or that of a run."""
+    async def stream(
+        self, run: str, query: RunQuery = ALL_RUNS, *, may_act: bool, client: bytes = b""
+    ) -> AsyncIterator[bytes]:
+        """The events of a page: `/fleet` with the runs that a query names, or that of a run.
+
+        Args:
+            client: who reads them, as `client_network` has it; a client for whom it `is_full` gets none.
+        """
+        if self.is_full(client):
+            return
         loop = self._loop = asyncio.get_running_loop()
         self.streams += 1
+        self._of_client[client] += 1
         try:
             yield b"retry: %d\n\n" % RETRY_MS
             sent: dict[str, bytes] = {}
@@ -88,6 +104,9 @@ class Live:
                     yield b":\n\n"
         finally:
             self.streams -= 1
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
 
     async def _frames(self, snapshot: FleetSnapshot, page: _Page) -> dict[str, bytes] | None:
         view = self._views.get(page)

@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
+from embq.app.serving.server import client_network
 from embq.app.status.failure_causes import described, grouped
 from embq.app.status.service_logs import LogLine, logs_of
 from embq.app.ui.addresses import url
 from embq.app.ui.fleet.actions import Actions, Permission
 from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
-from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
+from embq.app.ui.fleet.live import Live, parts_of
 from embq.app.ui.fleet.run_list import RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 from embq.app.ui.fleet.sources import RunView, Source
@@ -90,16 +91,18 @@ class FleetPages:
 
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
-        if self._live.streams >= MOST_STREAMS:
+        client = client_network(request.client.host if request.client else "")
+        if self._live.is_full(client):
             raise HttpError(
-                f"{MOST_STREAMS} pages are being kept up to date already",
+                f"{self._live.streams} pages are being kept up to date already",
                 code="overloaded",
                 next_step="close pages that nobody looks at",
                 status=503,
                 retry_after_s=10,
             )
         given = request.query_params
-        stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=self.permission.holds(request))
+        may_act = self.permission.holds(request)
+        stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=may_act, client=client)
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
