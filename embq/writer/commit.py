@@ -351,7 +351,7 @@ class Committer:
             fsync_folder(self.layout.parts)
 
     def _link(self, result: Accepted, part: CommittedFile, path: Place, temporary: Path) -> None:
-        """Link a part, or raise LostPartError: between its check and its commit whoever may write there can change it.
+        """Link a part, or raise LostPartError: a user with write access can change it between its check and its commit.
 
         A part of another length would be named by a record that does not fit it, and so end every reader.
         """

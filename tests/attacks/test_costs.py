@@ -79,7 +79,7 @@ def test_every_command_that_is_waited_for_has_a_time_limit() -> None:
 
 
 def test_a_command_of_an_engine_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "CALLED_S", 0.2)
+    monkeypatch.setattr(launcher, "CHECK_S", 0.2)
     with pytest.raises(TryLaterError, match=r"sleep has not ended within 0\.2 s"):
         launcher.called(["sleep", "60"], needs="", see="")
 

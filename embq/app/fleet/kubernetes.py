@@ -223,8 +223,8 @@ def _row(name: str, deployment: _Object, pod: _Object | None) -> Check:
     return Check(name, "warn", _blocked(pod) or (pod.status.phase or "Pending").lower(), "kubectl get events")
 
 
-def _blocked(found: _Object) -> str:
+def _blocked(item: _Object) -> str:
     """What the conditions of an object say of its delay."""
     kinds = (("PodScheduled", "False"), ("ReplicaFailure", "True"))
-    delays = [condition for condition in found.status.conditions if (condition.type, condition.status) in kinds]
+    delays = [condition for condition in item.status.conditions if (condition.type, condition.status) in kinds]
     return " ".join(condition.message for condition in delays)[:500]

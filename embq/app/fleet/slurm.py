@@ -119,8 +119,8 @@ class SlurmLauncher:
         jobs, by_index = {}, {str(_index(name)): name for name in names}
         for line in _called(["squeue", *whose, *form]).splitlines():
             # Ids become arguments of scancel, where one that begins with a hyphen would be an option.
-            if (found := _JOB.fullmatch(line.strip())) and (name := by_index.get(found["task"])):
-                jobs[name] = (found["job"], found["state"], found["place"])
+            if (match := _JOB.fullmatch(line.strip())) and (name := by_index.get(match["task"])):
+                jobs[name] = (match["job"], match["state"], match["place"])
         return jobs
 
     def _row(self, name: str, state: str, place: str) -> Check:
