@@ -94,11 +94,11 @@ class HostConnection:
                     screen.flush()
             if mark and answer.endswith("\n"):  # otherwise the connection was cut within it
                 self._answered = True
-                self._take(answer)
+                self._receive(answer)
         if lines is self._process.stdout:
             self._answers.put(None)
 
-    def _take(self, answer: str) -> None:
+    def _receive(self, answer: str) -> None:
         """Keep an answer: one that is malformed as an empty one, and no more than a host has."""
         if self._answers.qsize() < MAX_ANSWERS:
             try:
