@@ -83,13 +83,13 @@ class Bounded(AbstractConnection):
         super().__init__(**{**options, "parser_class": _Parser, "driver_info": None})
 
     def on_connect_check_health(self, check_health: bool = True) -> None:
-        super().on_connect_check_health(check_health)  # type: ignore[no-untyped-call]
+        super().on_connect_check_health(check_health)
         if self._answer_bytes > MOST_ANSWER_BYTES:
             # The server disconnects the largest client where all have too much together (maxmemory-clients). The writer
             # of results is not to be it, however much others leave unread.
             self.send_command("CLIENT", "NO-EVICT", "ON", check_health=False)  # type: ignore[no-untyped-call]
             with suppress(ResponseError):  # servers before Redis 7, and users with other rights
-                self.read_response()  # type: ignore[no-untyped-call]
+                self.read_response()
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
