@@ -3,8 +3,10 @@
     python -m tests.attacks.uptime [--records 10000] [--seed N] [--output FILE]
 
 A guarded broker, and a service of each kind logged in as its user. Records are written by the rights of a laptop and of
-a worker: to every hash, list and stream that these may write, and as bodies to the search server. Honest runs are
-handed over meanwhile. Exits 1 where a service ended, a command failed or a run was not exact.
+a worker: to every hash, list and stream that these may write, and as bodies to the search server. Among them are loads
+that cost more than they cost their sender: unread replies, worst arguments and stored values of scripts, bodies of many
+values, another fingerprint for a run. Honest runs are handed over meanwhile. Exits 1 where a service ended, a command
+failed or a run was not exact.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,10 @@ import redis
 
 from bench.report import table
 from embq.core.benchmark_record import described, write
+from embq.core.broker.retry_policy import NotAllowedError
 from embq.core.queue.keys import (
     RATES,
+    RUN_PARTS,
     RUNS,
     SERVICES,
     TURNS,
@@ -39,9 +43,29 @@ from embq.core.queue.keys import (
     upload_key,
     worker_key,
 )
+from embq.core.queue.scripts import load_scripts
 from tests.attacks.borders import borders, forget, small_output
 from tests.attacks.mutations import mutated
-from tests.attacks.test_hostile_laptops import DIM, RECORDS, STATES, UPLOADS_TEXTS, WISHES, Box, poison_names
+from tests.attacks.test_costly_requests import BODIES
+from tests.attacks.test_hostile_laptops import (
+    DIM,
+    RECORDS,
+    STATES,
+    UPLOADS_TEXTS,
+    WISHES,
+    Box,
+    poison_names,
+    record_text,
+)
+from tests.attacks.test_script_costs import ARGUMENTS, TEXTS, hostile
+from tests.attacks.test_user_rights import (
+    Hostile,
+    many_replies,
+    queued_arguments,
+    queued_commands,
+    repeated_fields,
+    unfinished_commands,
+)
 from tests.e2e.check import check_complete
 from tests.e2e.served import served
 from tests.e2e.session import closed, write_texts
@@ -52,6 +76,16 @@ EVERY = 2_000
 SAMPLES, UNIT = 300, 10
 HUGE, HUGE_EVERY = b"x" * (40 << 20), 100
 """Value beside small ones, as a server that others have configured takes it, and the records from one to the next."""
+COSTLY_EVERY = 25
+"""Records from one costly load to the next."""
+CLIENTS = {"maxmemory-clients": 128 << 20, "client-output-buffer-limit": "normal 160mb 8mb 60"}
+"""Limits of the server, an eighth of those that are shipped."""
+UNREAD = (many_replies, queued_arguments, queued_commands, repeated_fields, unfinished_commands)
+STANDING = 12
+"""Connections that are left open with what they sent."""
+NO_UNIT = "99999"
+ABOUT_UNITS = ("claim", "start", "beat", "publish", "release", "abandon", "reject", "rate", "swap", "forget", "report")
+"""Scripts that a worker may call about any unit; with the others it may change a run as its rights allow."""
 MOST_MB = 300
 """Peak memory of a service, with the libraries that it imports."""
 SERVED = "search"
@@ -87,8 +121,14 @@ def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> d
     runs: dict[Path, dict[str, bytes]] = {}
     wrong: list[str] = []
     asked = 0
+    with box.server.client("admin") as admin:
+        for name, value in CLIENTS.items():
+            admin.config_set(name, value)
+    standing: deque[Hostile] = deque()
     with box.server.client("laptop") as laptop, box.server.client("worker") as worker:
         poison_names(laptop)
+        box.ask("enqueue", write_victim(box), "-o", box.out / "victim", "-m", f"stub:{DIM}", "--unit-size", "1")
+        victim = json.loads((box.out / "victim" / "run.json").read_text())["run"]
         for number in range(records):
             if number % EVERY == 0:
                 output = box.out / f"honest-{len(runs)}"
@@ -103,6 +143,10 @@ def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> d
                         wrong.append(f"{arguments}: {status} {complained or said}"[:500])
             run = json.loads(([*runs][-1] / "run.json").read_text())["run"]
             written[poison(laptop, worker, search.url, run, number, turn)] += 1
+            if number % COSTLY_EVERY == 0:
+                written[costly(box, laptop, worker, search.url, run, victim, number // COSTLY_EVERY, standing)] += 1
+                while len(standing) > STANDING:
+                    standing.popleft().socket.close()
         for output in runs:
             box.until(lambda output=output: closed(output))  # type: ignore[misc]
     for output, expected in runs.items():
@@ -186,6 +230,72 @@ def poison(laptop: redis.Redis, worker: redis.Redis, url: str, run: str, number:
     name = sorted(kinds)[number % len(kinds)]
     kinds[name]()
     return name
+
+
+def write_victim(box: Box) -> Path:
+    """The input of a run that gets another fingerprint, of which no more is asked than that it harms no other."""
+    write_texts(box.folder / "victim.jsonl", 20)
+    return box.folder / "victim.jsonl"
+
+
+def costly(
+    box: Box,
+    laptop: redis.Redis,
+    worker: redis.Redis,
+    url: str,
+    run: str,
+    victim: str,
+    number: int,
+    standing: deque[Hostile],
+) -> str:
+    """Make one load that costs its receiver more than its sender; gives the name of its kind."""
+    text, round_ = TEXTS[number % len(TEXTS)], number // 6
+
+    def unread() -> None:
+        attack = UNREAD[round_ % len(UNREAD)]
+        user = ("monitor", "laptop", "worker")[round_ % 3]
+        for data in attack(user)[:4]:
+            standing.append(Hostile(box.server, user))
+            standing[-1].send(data)
+
+    def call() -> None:
+        name = ABOUT_UNITS[round_ % len(ABOUT_UNITS)]
+        arguments = [NO_UNIT if str(value) == "3" else value for value in ARGUMENTS[name]]
+        arguments[round_ % len(arguments)] = hostile(text, 4_000 if round_ % 2 else 400_000)
+        script = load_scripts(worker)[name]
+        keys = [run_key(run, part) for part in RUN_PARTS]
+        with suppress(redis.ResponseError, NotAllowedError):  # refused
+            worker.evalsha(script.sha, len(keys), *keys, *arguments)
+
+    def store() -> None:
+        worst = hostile(text, 100_000)
+        for part in ("busy", "poison", "att", "pub"):
+            with suppress(NotAllowedError):
+                worker.hset(run_key(run, part), mapping={NO_UNIT: worst, worst: worst})
+        for part in ("due", "hinted"):
+            with suppress(NotAllowedError):
+                worker.zadd(run_key(run, part), {worst: 0})
+
+    def fingerprint() -> None:
+        with suppress(NotAllowedError):
+            worker.hset(run_key(victim, "meta"), "fingerprint", f"{number:032x}")
+
+    kinds = (
+        ("unread replies and unfinished commands", unread),
+        ("worst argument of a script", call),
+        ("worst stored value of a script", store),
+        ("fingerprint of a run", fingerprint),
+        ("password that is none, many times", lambda: laptop.hset(RUNS, f"{number % 50:016x}", masked_at_length())),
+        ("body of many values", lambda: asks(f"{url}/knn-service", [*BODIES.values()][round_ % len(BODIES)](13 << 20))),
+    )
+    name, load = kinds[number % len(kinds)]
+    load()
+    return name
+
+
+def masked_at_length() -> bytes:
+    """A record whose output is to be masked before it is shown."""
+    return record_text(output="/" + "://:" * 30_000)
 
 
 def asks(url: str, body: bytes) -> None:
