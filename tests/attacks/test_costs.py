@@ -14,6 +14,8 @@ from embq.app.fleet import launcher
 from embq.core.cards import CARDS, names
 from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
 from embq.core.redaction import MAX_TEXT, cut, masked
+from embq.indexer.filter import selection
+from embq.indexer.filter.condition import Condition
 from embq.indexer.index_files.lists import ListsBytes, read_lists
 from embq.sources.access.patterns import expand_braces, matcher
 from tests.attacks.expressions import ROOT, attacks, call_of, expressions, is_slow
@@ -149,3 +151,9 @@ def test_lists_claim_no_more_than_their_file_has(tmp_path: Path, content: bytes)
         with pytest.raises(OutputError) as caught:
             read()
         assert caught.value.code == "index_damaged"
+
+
+def test_a_filter_with_a_number_of_too_many_digits_is_refused() -> None:
+    condition = Condition("n", "=", "9" * 5000)
+    with pytest.raises(InputError, match="holds numbers"):
+        selection._number(condition.value, condition)

@@ -197,8 +197,8 @@ def _of_whole_numbers(condition: Condition) -> Condition:
     return Condition(column, _ANY, 0) if every else Condition(column, "in", ())
 
 
-_NUMBER = re.compile(r"[+-]?(\d{1,300}+(\.\d*+)?|\.\d++)([eE][+-]?\d{1,3}+)?", re.ASCII)
-"""No longer numbers: Python refuses to make an integer of some thousand digits."""
+_NUMBER = re.compile(r"[+-]?(\d{1,4000}+(\.\d*+)?|\.\d++)([eE][+-]?\d{1,3}+)?", re.ASCII)
+"""At most 4,000 digits: Python makes no integer of more than 4,300."""
 
 
 def _number(value: object, condition: Condition) -> int | float:

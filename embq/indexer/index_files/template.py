@@ -164,7 +164,7 @@ class CentroidSearch:
                     module = faiss()
                     self._copy = module.index_cpu_to_gpu(module.StandardGpuResources(), DEVICE, self._index)
                 return work(self._copy)
-            except (RuntimeError, MemoryError) as error:
+            except RuntimeError as error:
                 log.warning("index_on_cpu", why=str(error).rpartition("failed: ")[2].strip())
                 self._copy, self._on_gpu = None, False
         return work(self._index)

@@ -126,7 +126,7 @@ def _classes(path: str, shards: Shards, expression: str) -> list[str]:
     if path:
         try:
             names = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"--classes {path} cannot be read: {error}", next_step=_CLASSES_ARE) from error
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not names:
             raise InputError(f"--classes {path} is no list of names", next_step=_CLASSES_ARE)

@@ -113,7 +113,7 @@ def _of_folder(folder: Path) -> InitialModel:
             f"--model {folder}: {CONFIG} cannot be read there: {error.strerror}",
             next_step=f"name a folder that holds {CONFIG}, or an architecture of open_clip's such as ViT-B-32",
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"--model {folder}: {CONFIG} has no model_cfg with a vision_cfg: {error}",
             next_step="write it as `embq train export` does, or as the open_clip models of the hub have it",

@@ -66,7 +66,7 @@ def _read(folder: str, name: str) -> Any:
         if error.code == "source_missing" or (error.code == "source_denied" and is_url(path)):
             return None
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}: is not JSON: {error}", next_step="remove it, and let `embq shards verify --write-sizes` write it"
         ) from error

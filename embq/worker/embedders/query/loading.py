@@ -237,7 +237,7 @@ def read_note(note: Path) -> str | None:
     """The fingerprint of a note; None if there is none."""
     try:
         return str(json.loads(note.read_bytes())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
