@@ -176,8 +176,8 @@ class Scheduler:
     def refuses_all(self) -> bool:
         """Whether this worker is misconfigured: it refuses, again and again, all work that there was when it began.
 
-        A run that came later, or that it has served, proves nothing: a user who may enqueue could end all workers with
-        one value.
+        A run that came later, or that it has served, proves nothing: any user that may hand runs over could end all
+        workers with one value.
         """
         if self._has_served or (self.can_index is not None and announced(self.client)):
             return False
