@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp
 
-from embq.app.cli.entry_point import run
-from embq.app.serving import server
-from embq.core.errors import Exit
 from embq.core.networks import Address, HostNames
 from embq.core.service.endpoint import Endpoint
 from embq.training.shards import serving
+from tests.ui.thumbnail_server import served_here
 
 Asked = Callable[[str], int]
 """Host header -> status of the answer."""
@@ -32,15 +29,9 @@ FOREIGN = (
 
 @contextmanager
 def application(verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    """`embq serve` or `embq ui` as it is told to listen on all addresses; it listens on none."""
-    made: list[ASGIApp] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(server, "bound", lambda *_: socket.socket())
-        patch.setattr(server, "serve", lambda app, *_, **__: made.append(app))
-        follow = ["--follow"] if verb == "serve" else []
-        command = [verb, str(folder), *follow, "--no-model", "--host", EVERYWHERE, "--allow-host", "allowed.example"]
-        assert run(command) == Exit.DONE
-    with TestClient(made[0]) as client:
+    """`embq serve` or `embq ui`, told to listen on all addresses."""
+    options = [*(["--follow"] if verb == "serve" else []), "--host", EVERYWHERE, "--allow-host", "allowed.example"]
+    with served_here(monkeypatch, verb, folder, *options) as client:
         yield lambda host: client.get("/fleet", headers={"host": host}).status_code
 
 

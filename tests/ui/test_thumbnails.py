@@ -29,7 +29,7 @@ from tests.support.outputs.index import build_index
 from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
 from tests.support.servers.storage import http_server
 from tests.support.waiting import wait_until
-from tests.ui.thumbnail_server import Server, assert_shows, image_of, pixels, started
+from tests.ui.thumbnail_server import Server, assert_shows, image_of, pixels, served_here, started
 
 Serve = Callable[..., Server]
 
@@ -264,10 +264,62 @@ def test_bombs_and_files_that_are_no_images_are_errors_and_the_next_image_is_sho
     server = served(write_tar(tmp_path / "a.tar", [*files, ("z.jpg", image_of(2))]))
     for id_ in range(len(odd)):
         assert server.code(id_) == "bad_image"
-    original = server.client.get(f"/thumb/out/image/{[*odd].index('svg')}?size=original")
-    assert (original.content, original.headers["content-type"]) == (svg, "application/octet-stream")
+        original = server.client.get(f"/thumb/out/image/{id_}?size=original")
+        assert (original.status_code, original.json()["code"]) == (404, "bad_image")
     assert_shows(server.get(len(odd)).content, 2)
     assert not [path for path in server.cache.rglob("*") if path.is_file()][1:]
+
+
+# --- a manifest may name any file ---
+
+SECRET = b"root:x:0:0:a password"
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """A run of files that are no images, of every kind of input; its index is to be served."""
+    (tmp_path / "private").mkdir()
+    folder = write_folder(tmp_path / "private" / "folder", {"a.jpg": SECRET, "b.jpg": SECRET + b"2"})
+    shard = write_tar(tmp_path / "private" / "s.tar", [("c.jpg", SECRET)])
+    table = tmp_path / "private" / "t.parquet"
+    pq.write_table(pa.table({"id": ["d"], "image": [SECRET]}), table)
+    good = write_folder(tmp_path / "private" / "good", {"e.jpg": image_of(1)})
+    root = build(tmp_path / "out", [folder, shard, table, good], modalities=("image",))
+    build_index(root, output="image")
+    return root
+
+
+def test_what_is_no_image_is_no_original_and_no_error_tells_a_size(serve: Serve, secrets: Path, tmp_path: Path) -> None:
+    server = serve(secrets)
+    sizes = ("", "?size=large", "?size=original")
+    answers = [server.client.get(f"/thumb/out/image/{id_}{size}") for id_ in range(4) for size in sizes]
+    assert [(one.status_code, one.json()["code"]) for one in answers] == [(404, "bad_image")] * 12
+    assert server.client.get("/thumb/out/image/4?size=original").content == image_of(1)
+    for name in ("folder/a.jpg", "folder/b.jpg", "s.tar", "t.parquet"):
+        (tmp_path / "private" / name).write_bytes(SECRET * 1_234)
+    changed = [server.client.get(f"/thumb/out/image/{id_}?size=original") for id_ in range(4)]
+    assert {one.json()["code"] for one in changed} == {"thumbnail_changed"}
+    told = "".join(one.text for one in (*answers, *changed))
+    for text in (
+        SECRET.decode(),
+        *(str(size + more) for size in (len(SECRET), 1_234 * len(SECRET)) for more in (0, 1)),
+    ):
+        assert text not in told
+
+
+@pytest.mark.parametrize("roots", ["", "private"])
+@pytest.mark.parametrize("exposed", [[], ["--host", "0.0.0.0"], ["--allow-host", "search.example"]])
+def test_off_loopback_inputs_are_shown_only_where_the_operator_has_named_them(
+    secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exposed: list[str], roots: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if roots:
+        monkeypatch.setenv("EMBQ_ROOTS", str(tmp_path / roots))
+    with served_here(monkeypatch, "serve", secrets, *exposed) as client:
+        for size in ("", "?size=large", "?size=original"):
+            answer = client.get(f"/thumb/out/image/4{size}")
+            assert answer.status_code == (404 if exposed and not roots else 200), answer.text
+            assert answer.status_code == 200 or "EMBQ_ROOTS" in answer.json()["next"]
 
 
 # --- form ---

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
+from embq.app.cli.entry_point import run
+from embq.app.serving import server
 from embq.app.serving.app import Serving, application
 from embq.app.serving.middleware import AccessRules
 from embq.app.ui.thumbnails.routes import Thumbnails
+from embq.core.errors import Exit
 from embq.core.networks import HostNames
 from tests.support.picture_files import encoded
 
@@ -98,3 +105,15 @@ def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False)
     )
     client = stack.enter_context(TestClient(app))
     return Server(client=client, thumbnails=made[0].thumbnails, cache=cache / "embq" / "thumbnails")
+
+
+@contextmanager
+def served_here(patch: pytest.MonkeyPatch, verb: str, *arguments: str | Path) -> Iterator[TestClient]:
+    """`embq serve` or `embq ui` with these arguments, in this process: it listens on no address, whatever they say."""
+    made: list[ASGIApp] = []
+    with patch.context() as inner:
+        inner.setattr(server, "bound", lambda *_: socket.socket())
+        inner.setattr(server, "serve", lambda app, *_, **__: made.append(app))
+        assert run([verb, *map(str, arguments), "--no-model"]) == Exit.DONE
+    with TestClient(made[0], base_url="http://localhost") as client:
+        yield client

@@ -16,13 +16,16 @@ from embq.app.ui.thumbnails.routes import Thumbnails
 class Site:
     """All pages of `embq serve` and `embq ui`.
 
+    Args:
+        exposed: see `embq.app.ui.thumbnails.images.Images`.
+
     Attributes:
         routes: of the pages and their files.
     """
 
-    def __init__(self, serving: Serving, fleet: FleetPages) -> None:
+    def __init__(self, serving: Serving, fleet: FleetPages, *, exposed: bool = False) -> None:
         self._fleet = fleet
-        self._thumbnails = Thumbnails(serving.indices)
+        self._thumbnails = Thumbnails(serving.indices, exposed=exposed)
         search = SearchPage(serving, self._thumbnails.of)
         failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [

@@ -195,7 +195,7 @@ def serve_pages(
             image_urls=fetch_image_urls,
             rules=rules,
             try_decoding=decoders.try_decoding,
-            site=partial(Site, fleet=fleet),
+            site=partial(Site, fleet=fleet, exposed=not local or bool(hosts)),
             error_page=error_page,
             embeddings=None if api is None else api.measured_by,
         )

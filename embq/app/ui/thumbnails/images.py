@@ -70,11 +70,16 @@ class Images:
     Attributes:
         folder: of thumbnails and of unnamed files.
 
+    Args:
+        exposed: whether others than the users of this machine may ask. A manifest may name any file, so they get
+            inputs within EMBQ_ROOTS only, and none if that is empty.
+
     Raises ConfigError for a setting that cannot be used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exposed: bool = False) -> None:
         self._roots, private_hosts = input_limits()
+        self._refuse_all = exposed and not self._roots
         self._reach = Reach.of(self._roots, private_hosts)
         self.folder = cache_folder() / "thumbnails"
         self._shards = _Shards(self._read_whole, self.folder)
@@ -86,6 +91,12 @@ class Images:
 
     def require_allowed(self, unit: Unit) -> None:
         """Raise SourceError for a unit whose source may not be read by this server, or not any more."""
+        if self._refuse_all:
+            raise SourceError(
+                "other machines may ask this server, and EMBQ_ROOTS does not say which inputs they may see",
+                code="inputs_not_named",
+                next_step="start it with the folders of the inputs in EMBQ_ROOTS, such as EMBQ_ROOTS=/data:/photos",
+            )
         require_allowed(unit.source, self._roots)
 
     def image(self, unit: Unit, key: str, ordinal: Callable[[], int]) -> bytes:
@@ -109,11 +120,12 @@ class Images:
     def sample(self, unit: Unit, key: str, ordinal: Callable[[], int]) -> Sample:
         """A sample by itself; of folders and shards with its image alone. Arguments and errors as of `image`."""
         self.require_allowed(unit)
-        if unit.kind == "files":
-            return self._of_folder(unit, key)
-        if unit.kind == "tar":
-            return Sample(ordinal=0, key=key, image=self._shards.image(unit, key))
-        return self._only(unit, key, ordinal())
+        with _without_details():
+            if unit.kind == "files":
+                return self._of_folder(unit, key)
+            if unit.kind == "tar":
+                return Sample(ordinal=0, key=key, image=self._shards.image(unit, key))
+            return self._only(unit, key, ordinal())
 
     def look_ahead(self, unit: Unit) -> None:
         """Find the images of a plain local shard, so that the first of them need not wait for that. Raises as `image`
@@ -176,6 +188,30 @@ class Images:
         finally:
             timer.cancel()
             self._readers.put(reader)
+
+
+WHY = {
+    **dict.fromkeys(("source_changed", "shard_changed"), "its input is not the one that was planned"),
+    "source_missing": "its input is not there any more",
+    "source_denied": "this server may not read its input",
+    "outside_root": "its input is a link that leads out of the folder",
+    "missing_member": "its input has no image for it",
+    "too_large": "its input is too large to be read for a picture",
+}
+"""Code of an error of reading -> why there is no sample."""
+
+
+@contextmanager
+def _without_details() -> Iterator[None]:
+    """Replace messages of readers, which tell sizes, times and links of files: a manifest may name any file."""
+    try:
+        yield
+    except SampleError as error:
+        raise SampleError(error.code, WHY.get(error.code, f"its input cannot be read: {error.code}")) from error
+    except SourceError as error:
+        if error.transient:  # of the storage, not of a file
+            raise
+        raise SourceError(WHY.get(error.code, f"its input cannot be read: {error.code}"), code=error.code) from error
 
 
 def file_inside(folder: str, relative: str, size: int) -> bytes:

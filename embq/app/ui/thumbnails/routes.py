@@ -75,12 +75,16 @@ WORK_S = 120.0
 class Thumbnails:
     """Makes thumbnails of rows of the served indexes. Raises ConfigError for a setting that cannot be used.
 
+    Args:
+        exposed: see `Images`.
+
     Attributes:
         images: reads them.
     """
 
-    def __init__(self, indices: Indices) -> None:
-        self._indices, self.images, self._decoders, self._finder = indices, Images(), Decoders(), Finder()
+    def __init__(self, indices: Indices, *, exposed: bool = False) -> None:
+        self._indices, self.images = indices, Images(exposed=exposed)
+        self._decoders, self._finder = Decoders(), Finder()
         self._cache = ThumbnailCache(self.images.folder, thumbnail_cache_bytes())
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
         self._ahead = LookAhead(indices, self.images, is_busy=lambda: self._reads.borrowed_tokens > 0)
@@ -175,9 +179,9 @@ class Thumbnails:
             raise no_thumbnail(error.message, "look at the input of the run", code=code) from error
         except OSError as error:
             raise no_thumbnail(f"its image cannot be read: {error.strerror or error}", "see the disk") from error
+        thumbnail = self.of(data, side or SIDE_PX)  # of an original, too: what is no image is not given
         if not side:
             return data
-        thumbnail = self.of(data, side)
         self._cache.put(name, thumbnail)
         return thumbnail
 
@@ -265,6 +269,8 @@ def _refused(error: SourceError) -> HttpError:
             "start embq serve with the input's folder in EMBQ_ROOTS, or its host in EMBQ_PRIVATE_HOSTS, as a user who "
             "may read it",
         )
+    if error.code == "inputs_not_named":
+        return no_thumbnail(error.message, error.next_step)
     if error.transient:
         return no_thumbnail(error.message, "ask again in a while", status=503)
     return no_thumbnail(error.message, "have the input where the run had it, on the machine of the server")
