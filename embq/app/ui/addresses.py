@@ -27,7 +27,7 @@ TYPES: Mapping[str, Any] = {
 """Name of a parameter of a route -> its type."""
 
 
-def url(path: str, query: Mapping[str, object] | None = None, /, **values: object) -> str:
+def url(path: str, query: Mapping[str, object] | None = None, **values: object) -> str:
     """The address of a route.
 
     Args:
