@@ -193,6 +193,14 @@ _DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_real, parse_constan
 """Not that of msgspec, which refuses lone surrogates, the form of bytes of paths that are not UTF-8."""
 
 
+def decimal(text: str) -> int | None:
+    """The number that ASCII digits write, below 10**18; None for any other text.
+
+    `str.isdigit` also takes digits that `int` refuses, such as superscripts, and numbers of any length.
+    """
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
 class Skips:
     """Counts malformed items that were skipped, and logs each once, at a limited rate.
 

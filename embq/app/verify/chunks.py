@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from embq.core import wire
+
 COLUMNS = ("document", "chunk", "chunks", "char_start", "char_end")
 
 
@@ -65,9 +67,10 @@ class Documents:
         numbers = [part.chunk for part in parts]
         for name in failed:
             document, _, number = name.rpartition("#")
-            if document != key or not number.isdigit():
+            chunk = wire.decimal(number)
+            if document != key or chunk is None:
                 return f"a failure with the key {name!r}"
-            numbers.append(int(number))
+            numbers.append(chunk)
         counts = {part.chunks for part in parts} or {len(numbers)}
         if counts != {len(numbers)} or sorted(numbers) != list(range(len(numbers))):
             totals = " or ".join(str(count) for count in sorted(counts))

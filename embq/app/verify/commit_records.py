@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embq.app.verify.findings import Findings
+from embq.core import wire
 from embq.core.errors import OutputError
 from embq.core.run.commits import MOST_BYTES, Commit, damaged
 from embq.core.run.layout import Layout
@@ -76,8 +77,7 @@ class Records:
         return manifest is not None and 0 <= u < len(manifest) and manifest.unit_id(u) == unit_id
 
     def _last_number(self) -> int:
-        names = (path.stem for path in self.layout.commits.glob("*.json"))
-        return max((int(name) for name in names if name.isdigit()), default=0)
+        return max((wire.decimal(path.stem) or 0 for path in self.layout.commits.glob("*.json")), default=0)
 
     def _check(self, commit: Commit, name: str) -> None:
         add, previous = self._findings.add, self._previous

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from embq.app.verify.findings import Findings
 from embq.app.verify.source_lines import SLICED, SourceLines
+from embq.core import wire
 from embq.core.errors import EmbqError, OutputError
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -168,8 +169,8 @@ class Coverage:
         last = self._last
         if last is None or not _by_bytes(last) or not self._is_complete:
             return
-        size = last.etag.rpartition("-")[2]
-        if size.isdigit() and last.stop != int(size) and not (last.kind == "csv" and _ends_blank(last)):
+        size = wire.decimal(last.etag.rpartition("-")[2])
+        if size is not None and last.stop != size and not (last.kind == "csv" and _ends_blank(last)):
             self._findings.add(
                 "coverage", last.source, f"its units end at byte {last.stop}, when planned it had {size} bytes"
             )

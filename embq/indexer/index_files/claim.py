@@ -28,6 +28,8 @@ from embq.core.storage.objects import ObjectPath, probe
 
 BEAT_S = 15.0
 STALE_S = 60.0
+MAX_NUMBER = 10**9
+"""Claims are numbered up, one a process."""
 _MOST_BYTES = 1_000
 
 
@@ -56,7 +58,7 @@ def claimed(index: ObjectPath, name: str) -> Iterator[Callable[[], None]]:
 
 
 def _created(index: ObjectPath, folder: ObjectPath, data: bytes) -> ObjectPath:
-    numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    numbers = [number for path in folder.iterdir() if (number := _number(path)) is not None]
     mine = folder / f"{max(numbers, default=0) + 1:06d}"
     try:
         mine.create(data)
@@ -65,14 +67,20 @@ def _created(index: ObjectPath, folder: ObjectPath, data: bytes) -> ObjectPath:
     return mine
 
 
+def _number(path: ObjectPath) -> int | None:
+    """The number of a claim; None for another object, or one of a number after which there is none for us."""
+    number = wire.decimal(path.name)
+    return number if number is not None and number < MAX_NUMBER else None
+
+
 def _acquire(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
     """Remove the claims before `mine`; TryLaterError if one of them, or a later one, is alive."""
     times = {path: status.st_mtime for path, status in folder.listing()}
     silent = {path: times.get(mine, 0.0) - at for path, at in times.items() if path != mine}
     for path, silent_s in silent.items():
-        if not path.name.isdigit():
+        if (number := _number(path)) is None:
             continue
-        if path.name > mine.name:
+        if number > int(mine.name):
             raise _busy(index, "it began at this moment")
         holder = _holder(path)
         if silent_s < STALE_S and holder is not None and not _has_ended(holder):
@@ -80,7 +88,7 @@ def _acquire(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
                 index, f"process {holder['pid']} of {holder['host']}, last heard of {max(0, round(silent_s))} s ago"
             )
     for path, silent_s in silent.items():
-        if path.name.isdigit() or silent_s >= STALE_S:  # or of a probe, which another process may be at
+        if _number(path) is not None or silent_s >= STALE_S:  # or of a probe, which another process may be at
             drop(path)
 
 

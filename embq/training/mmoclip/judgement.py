@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from embq.core import wire
 from embq.core.errors import Exit
 from embq.training.mmoclip import required
 from embq.training.mmoclip.folder import Training
@@ -81,7 +82,7 @@ def _missing(training: Training) -> tuple[str, ...]:
     """Iterations that are missing in the log."""
     log, settings = training.log, training.settings
     world, batch = log.world_size or 1, log.global_batch or 1
-    epochs = int(settings["epochs"]) if settings.get("epochs", "").isdigit() else 1
+    epochs = wire.decimal(settings.get("epochs", "")) or 1
     expected = epochs * required.iterations(log.samples or 0, world, batch // world)
     done, every = len(log.iterations), settings.get("log_every_n_steps", "1")
     if every != "1":

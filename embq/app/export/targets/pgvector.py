@@ -33,7 +33,7 @@ class PgVector:
         self._destination, self._table = destination, table
         self._psycopg = client_library("psycopg", "pgvector")
         self._sql = client_library("psycopg.sql", "pgvector")
-        self.errors = (self._psycopg.Error, OSError)
+        self.errors = (self._psycopg.Error, OSError, ValueError, OverflowError)  # the latter for ids of other types
         self._connection: Any = None
 
     def open(self, rows: TargetRows) -> str | None:
