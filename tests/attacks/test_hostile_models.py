@@ -36,6 +36,7 @@ from embq.core.units import Sample  # noqa: E402
 from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from embq.training.openclip.checkpoints import Arguments  # noqa: E402
 from embq.training.openclip.models import checked_model, initial_model  # noqa: E402
+from embq.worker.embedders import loading  # noqa: E402
 from embq.worker.embedders.base import HasChunks  # noqa: E402
 from embq.worker.embedders.lookup import locate  # noqa: E402
 from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
@@ -243,6 +244,34 @@ def test_the_doctor_runs_no_code_of_a_model(place: Place) -> None:
     [check] = [check for check in probes.models(clip_tokenizer(place)) if check.state == "fail"]
     assert "trust_remote_code" in check.detail
     assert not place.marker.exists()
+
+
+@pytest.mark.parametrize("hostile", [clip_tokenizer, code_of_a_tokenizer, code_of_a_trunk])
+def test_no_code_of_a_model_runs_that_is_swapped_after_its_check(
+    hostile: Callable[[Place], str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries read all files again: open_clip took `trust_remote_code` from the folder."""
+    spec = hostile(place)
+    for check in ("check_model_folder", "check_settings"):
+        monkeypatch.setattr(loading, check, lambda *_: None)
+    with suppress(ModelError):
+        load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
+    assert not place.marker.exists(), "code ran"
+
+
+def test_a_link_that_is_turned_after_the_check_leads_to_the_folder_that_was_checked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, check = place.root / "link", loading.check_model_folder
+    link.symlink_to(place.root / "st")
+
+    def turned(folder: Path, *arguments: Any) -> None:
+        check(folder, *arguments)
+        link.unlink()
+        link.symlink_to(place.root / "dense")
+
+    monkeypatch.setattr(loading, "check_model_folder", turned)
+    assert loading.model_source(ModelSpec.parse(f"st:{link}")) == str((place.root / "st").resolve())
 
 
 @pytest.mark.parametrize("hostile", [clip_tokenizer, nested_sentence_model])

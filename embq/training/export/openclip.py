@@ -162,9 +162,12 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def model_failures(name: str) -> Iterator[None]:
-    """Translate errors of open_clip for missing or damaged configurations to ModelError."""
+    """Translate errors of open_clip for missing or damaged configurations to ModelError, and run no code of models."""
+    from embq.worker.embedders.loading import no_own_code
+
     try:
-        yield
+        with no_own_code():
+            yield
     except EmbqError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:

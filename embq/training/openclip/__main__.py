@@ -20,13 +20,20 @@ def main(arguments: Sequence[str]) -> int:
     from embq.training.openclip.models import pinned
     from embq.training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
     from embq.training.openclip.training_plan import split_flags
+    from embq.worker.embedders.loading import no_own_code
 
     own, flags = split_flags(arguments)
     given = parse_args(flags)
     if given.report_to and any(name in given.report_to for name in ("wandb", "all")):  # as open_clip looks for them
         set_up_wandb()
     flags += ["--model", pinned(given.model, given.cache_dir)]
-    with patched(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
+    with (
+        no_own_code(),
+        patched(),
+        recorded_keys(own.keys),
+        noted_failures(own.unreadable),
+        shown_progress(own.progress),
+    ):
         from open_clip_train.main import main as train
 
         status = train(flags)

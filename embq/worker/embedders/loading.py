@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import Handler, LogRecord
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
+from transformers import dynamic_module_utils
 from transformers.utils import logging
 
 from embq.core.errors import EmbqError, ModelError
@@ -71,7 +73,8 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
     tokenizers a plain Exception, or a panic.
     """
     try:
-        yield
+        with no_own_code():
+            yield
     except (ImportError, MemoryError, EmbqError):
         raise
     except BaseException as error:
@@ -100,6 +103,28 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
             f"{spec} cannot be loaded: {reason}",
             next_step="check that the folder holds a whole model of this family, with weights in safetensors",
         ) from error
+
+
+_refusing = threading.local()
+_run = dynamic_module_utils.get_class_in_module
+
+
+def _run_or_refuse(class_name: str, *arguments: Any, **options: Any) -> Any:
+    """In place of the function of transformers that runs code that comes with a model, for all libraries."""
+    if getattr(_refusing, "depth", 0):
+        raise ValueError(f"{class_name} is code of the model, which needs trust_remote_code")
+    return _run(class_name, *arguments, **options)
+
+
+@contextmanager
+def no_own_code() -> Iterator[None]:
+    """Have this thread run no code of a model, whatever its files say by now: they are read again after their check."""
+    dynamic_module_utils.get_class_in_module = _run_or_refuse
+    _refusing.depth = getattr(_refusing, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _refusing.depth -= 1
 
 
 @contextmanager
