@@ -6,17 +6,22 @@ import json
 import os
 import pickle
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import embq
 from embq.app.cli.entry_point import run
 from embq.app.export.targets import target_of
-from embq.app.export.targets.target import copy_rows
+from embq.app.export.targets.target import TargetRows, copy_rows
+from embq.core.errors import InputError
 from tests.support.outputs.build import build, write_jsonl
-from tests.targets.test_targets import NEEDED
+from tests.targets.test_targets import NEEDED, postgres
+
+__all__ = ["postgres"]  # the fixture
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the clients of the databases
@@ -93,7 +98,6 @@ def test_only_records_of_the_library_are_unpickled(name: str) -> None:
     from qdrant_client.http.models import models
 
     from embq.app.export.targets.local_database import PointsOnly
-    from embq.core.errors import InputError
 
     points = PointsOnly(models, "folder")
     point = models.PointStruct(id=1, vector={"a": models.SparseVector(indices=[1], values=[0.5])}, payload={"a": [1]})
@@ -191,3 +195,48 @@ def test_names_in_a_database_of_milvus_stay_below_it(
     pytest.importorskip("milvus_lite")
     refused("milvus", out, folder, capfd)
     assert victim.read_text() == "x"
+
+
+NAMES = ('x"; DROP TABLE victim; --', "%s", "{table}", "a b", "n\n", "select", "ctid", "a\0b", "é" * 40, "x" * 64)
+
+
+@pytest.mark.parametrize("where", ["column", "vectors", "table", "model"])
+def test_names_are_no_sql(where: str, postgres: str) -> None:
+    """Each is a name, or one short error: of those that PostgreSQL cuts or has for itself."""
+    import psycopg
+
+    from embq.app.export.targets.pgvector import PgVector
+
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS victim ()")
+        for name in NAMES:
+            dim, column = name if where == "vectors" else "v", name if where == "column" else "n"
+            vector = pa.list_(pa.float32(), 1)
+            schema = pa.schema({"id": pa.int64(), "key": pa.string(), dim: vector, column: pa.string()})
+            rows = TargetRows(
+                run="r1", model=name if where == "model" else "m", schema=schema, dims={dim: 1}, json=frozenset()
+            )
+            connection.execute("DROP TABLE IF EXISTS t")
+            target = PgVector(postgres, name if where == "table" else "t")
+            with closing(target):
+                try:
+                    assert target.open(rows) == "r1"
+                    target.write(pa.table([[0], ["'"], pa.array([[1.0]], vector), ["\\N\t"]], schema=schema))
+                    assert [ids.tolist() for ids in target.ids()] == [[0]]
+                except (InputError, *target.errors):
+                    assert name in NAMES[6:], name
+            assert connection.execute("SELECT to_regclass('victim')").fetchone() == ("victim",)
+
+
+def test_ids_of_another_type_are_one_error(out: Path, postgres: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A table that says that it holds the run, but was not made by embq."""
+    import psycopg
+
+    run_id = json.loads((out / "run.json").read_text())["run"]
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS embq")
+        connection.execute("CREATE TABLE embq (id text, key text, embedding text, caption text)")
+        connection.execute("INSERT INTO embq VALUES ('x'), (repeat('9', 40))")
+        connection.execute(f"COMMENT ON TABLE embq IS 'embq run {run_id}, x'")
+    status = run(["export", str(out), postgres, "--to", "pgvector", "--columns", "caption"])
+    assert (status, "error[target_failed]" in capfd.readouterr().err) == (74, True)
