@@ -255,3 +255,13 @@ def bound(address: Address, *, taken: str, example: str) -> socket.socket:
             f"cannot listen on {host}, port {port}: {error}", next_step=example, code="not_bindable"
         ) from error
     return listener
+
+
+def client_network(host: str) -> bytes:
+    """The client behind an address: an IPv4 address, or the /64 network of an IPv6 one, all of which it may have."""
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return b""
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.packed[:8]

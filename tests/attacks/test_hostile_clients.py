@@ -20,8 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from embq.app.serving import server as server_module
-from embq.app.serving.server import bound, client_network, server_of
+from embq.app.serving.server import bound, server_of
 from embq.app.ui.fleet.live import MOST_STREAMS
+from embq.core.networks import client_network
 from embq.core.rows.spec import RowSpec
 from embq.core.service import log
 from tests.e2e.served import Server, served

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match
 
 from embq.app.serving.http_errors import HttpError, error_response
 from embq.app.serving.metrics import Metrics
-from embq.core.networks import HostNames
+from embq.core.networks import HostNames, client_network
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -144,5 +144,5 @@ def _secured(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
 
 
 def client_of(scope: Scope) -> str:
-    """The address of who asks; all behind a proxy are one client."""
-    return scope["client"][0] if scope.get("client") else ""
+    """The client of a request, as `client_network` has it; all behind a proxy are one client."""
+    return client_network(scope["client"][0] if scope.get("client") else "").hex()

@@ -8,7 +8,6 @@ been without a request for longest is closed.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import time
@@ -22,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from embq.app.serving.middleware import MOST_IN_FLIGHT
 from embq.core import networks
-from embq.core.networks import Address
+from embq.core.networks import Address, client_network
 from embq.core.process.limits import open_files
 from embq.core.service.log import Events
 
@@ -147,16 +146,6 @@ class BoundedConnection(H11Protocol):
             self._watch()  # its answer was read meanwhile
         else:
             self.transport.abort()
-
-
-def client_network(host: str) -> bytes:
-    """The client behind an address: an IPv4 address, or the /64 network of an IPv6 one, all of which it may have."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return b""
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return ip.packed[:8]
 
 
 def room() -> int:

@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
-from embq.app.serving.server import client_network
 from embq.app.status.failure_causes import described, grouped
 from embq.app.status.service_logs import LogLine, logs_of
 from embq.app.ui.addresses import url
@@ -26,6 +25,7 @@ from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 from embq.app.ui.fleet.sources import RunView, Source
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.core.errors import EmbqError, InputError, command_line
+from embq.core.networks import client_network
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 
