@@ -184,9 +184,10 @@ class HostNames:
 
     def accept(self, header: str) -> bool:
         """True for a Host header that names this machine, and for none: browsers always send one."""
-        match = _HOST.fullmatch(header)
-        name = match[1] or match[2] if match is not None else ""
-        return not header or (bool(name) and (numeric(name) is not None or _canonical(name) in self._names))
+        if not header or (match := _HOST.fullmatch(header)) is None:
+            return not header
+        name = match[1] or match[2]
+        return name in self._names or numeric(name) is not None or _canonical(name) in self._names
 
 
 LOOPBACK = "127.0.0.1"

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from embq.app.cli.entry_point import run
 from embq.app.serving.app import application
 from embq.app.serving.middleware import AccessRules
-from embq.app.ui.addresses import TYPES, url
+from embq.app.ui.addresses import Values, url
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.fleet.sources import sources_of
 from embq.app.ui.rendering import HERE, error_page
@@ -254,7 +254,7 @@ def test_every_route_has_a_policy_and_no_page_has_an_address_made_of_data(
 
 def test_an_address_takes_values_of_its_types_only() -> None:
     hostile = (TEXT, NAME, "..", ".", "", "a/../b", "/a", "0" * 16 + "\n", "0" * 32 + "/", None, -1, 1.5, b"0")
-    for name in TYPES:
+    for name in Values.__struct_fields__:
         for value in hostile:
             if name in ("index", "modality") and value in (NAME, hostile[7]):
                 continue  # a name of a folder, which is quoted

@@ -6,25 +6,26 @@ A name from data that became part of an address could lead to another route, of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote, urlencode
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from embq.core import wire
 from embq.core.run.control import VERBS
 
-TYPES: Mapping[str, Any] = {
-    "run": wire.RunId,
-    "verb": Annotated[str, wire.one_of((*VERBS, "retry"))],
-    "unit": wire.UnitId,
-    "ordinal": wire.Count,
-    "index": wire.RelativePath,
-    "modality": wire.RelativePath,
-    "id": wire.Count,
-    "token": Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")],
-}
-"""Name of a parameter of a route -> its type."""
+
+class Values(Struct, forbid_unknown_fields=True):
+    """Parameters of routes by name; the defaults stand for none."""
+
+    run: wire.RunId = ""
+    verb: Annotated[str, wire.one_of((*VERBS, "retry"))] = ""
+    unit: wire.UnitId = ""
+    ordinal: wire.Count = 0
+    index: wire.RelativePath = ""
+    modality: wire.RelativePath = ""
+    id: wire.Count = 0
+    token: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")] = ""
 
 
 def url(path: str, query: Mapping[str, object] | None = None, **values: object) -> str:
@@ -33,7 +34,8 @@ def url(path: str, query: Mapping[str, object] | None = None, **values: object) 
     Args:
         path: of the route, such as "/fleet/{run}".
         query: fields behind it.
-        values: of its parameters. Raises MalformedError for one that does not have its type.
+        values: of its parameters. Raises MalformedError for one that does not have its type in `Values`.
     """
-    parts = {name: quote(str(wire.convert(TYPES[name], value, what=name))) for name, value in values.items()}
+    wire.convert(Values, values, what="address")
+    parts = {name: quote(str(value)) for name, value in values.items()}
     return path.format(**parts) + (f"?{urlencode(query)}" if query else "")
