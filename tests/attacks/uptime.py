@@ -78,8 +78,8 @@ HUGE, HUGE_EVERY = b"x" * (40 << 20), 100
 """Value beside small ones, as a server that others have configured takes it, and the records from one to the next."""
 COSTLY_EVERY = 25
 """Records from one costly load to the next."""
-CLIENTS = {"maxmemory-clients": 512 << 20, "client-output-buffer-limit": "normal 160mb 8mb 60"}
-"""Limits of the server: half and an eighth of those that are shipped, so that they are reached."""
+CLIENTS = {"maxmemory-clients": 1 << 30, "client-output-buffer-limit": "normal 1280mb 64mb 60"}
+"""Limits of the server, those of deploy/valkey.conf."""
 UNREAD = (many_replies, queued_arguments, queued_commands, repeated_fields, unfinished_commands)
 STANDING = 12
 """Connections that are left open with what they sent."""
