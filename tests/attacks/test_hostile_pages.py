@@ -101,6 +101,7 @@ def app(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
             with_models=False,
             image_urls=False,
             rules=AccessRules(hosts=HostNames(["testserver"])),
+            try_decoding=len,
             site=partial(Site, fleet=fleet),
             error_page=error_page,
         )

@@ -88,7 +88,7 @@ class Hostile:
 
     def send(self, data: bytes) -> None:
         """Send as much as the server takes."""
-        self.socket.settimeout(0.2)
+        self.socket.settimeout(5)
         with suppress(OSError):
             self.socket.sendall(data)
 

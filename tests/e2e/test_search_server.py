@@ -21,6 +21,7 @@ import embq
 from embq.app.cli.entry_point import run
 from embq.app.serving.indices import Indices
 from embq.app.serving.metrics import Metrics
+from embq.app.serving.query_images import QueryImages
 from embq.app.serving.query_models import QueryModels
 from embq.app.serving.search import Search
 from embq.app.serving.served_index import ServedIndex, open_version
@@ -192,7 +193,8 @@ def test_the_columns_of_an_index_are_listed_for_a_page(docs: Path) -> None:
         opener=partial(open_version, memory="mmap", threads=1),
         count_rows=lambda _: None,
     )
-    search = Search(Indices([index]), QueryModels(None, on_ready=lambda _: None), Metrics(), image_urls=False)
+    models = QueryModels(None, on_ready=lambda _: None)
+    search = Search(Indices([index]), models, QueryImages(models, len), Metrics(), image_urls=False)
     found = {one.name: one for one in anyio.run(search.columns, "docs", "")}
     index.close()
     assert list(found) == ["key", "caption", "source", "url", "n", "metadata"]

@@ -167,10 +167,13 @@ def test_names_that_lead_elsewhere_are_refused(index: Path, tmp_path: Path, s3: 
 
 def test_names_in_a_record_are_no_paths_here(index: Path, tmp_path: Path, s3: str, cache: Path) -> None:
     url, version = published(index, tmp_path.name), read_current(index)
-    changed(url, version, name="../../elsewhere", trained={**asdict(version.trained), "path": "CURRENT"})
+    changed(url, version, name="../../elsewhere", trained=asdict(version.trained))
+    with pytest.raises(OutputError, match=r"version\.json is malformed"):
+        fetched(url)
+    changed(url, version, name="v9999", trained={**asdict(version.trained), "path": "CURRENT"})
     with pytest.raises(OutputError, match="its record says"):
         fetched(url)
-    changed(url, version, name="../../elsewhere", trained=asdict(version.trained))
+    changed(url, version, name="v9999", trained=asdict(version.trained))
     assert read_current(fetched(url)).name == version.name
     (url / "CURRENT").replace(b"../x")
     with pytest.raises(OutputError, match="does not name a version"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,9 +30,12 @@ def failure(number: int) -> Failure:
 # --- what the storage refuses ---
 
 
-def test_a_full_disk_is_told_with_what_to_do() -> None:
-    journal = Journal(Path("/dev/full"))
-    with pytest.raises(OutputError, match="/dev/full cannot be written: No space left") as refused:
+def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, journal._file.fileno())
+    os.close(full)
+    with pytest.raises(OutputError, match="journal cannot be written: No space left") as refused:
         journal.add(0, 0, {})
     journal.close()
     assert refused.value.code == "no_space"

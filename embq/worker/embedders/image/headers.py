@@ -215,14 +215,17 @@ def _scans(data: bytes, frame: Frame | None) -> int:
 
 
 def scanned_pixels(data: bytes) -> int | None:
-    """Pixels of a JPEG or PNG times the passes that a decoder makes over them; None for other formats."""
+    """Pixels of a JPEG or PNG times the passes that a decoder makes over them; 0 for what is no image.
+
+    None for the other formats, whose headers do not tell.
+    """
     if data.startswith(_JPEG):
         frame = frame_of(data)
         return 0 if frame is None else frame.width * frame.height * _scans(data, frame)
     if data.startswith(_PNG):
         width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
         return width * height
-    return None
+    return None if data.startswith((*SIGNATURES, b"RIFF")) or avif.is_avif(data) else 0
 
 
 def _check_tiff(data: bytes) -> None:
