@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from embq.app.serving.middleware import client_of
 from embq.app.serving.unread_answers import MOST_UNREAD, CountedResponse
 from embq.app.ui.thumbnails import decoder, decoder_process, images, routes
 from embq.app.ui.thumbnails.images import Images
@@ -431,12 +432,13 @@ def test_a_row_has_a_large_picture_and_its_original(served: Serve, tmp_path: Pat
 def test_pictures_that_clients_do_not_read_are_bounded(served: Serve, tmp_path: Path) -> None:
     """Originals have up to 32 MB, and as many as requests are answered at a time would be in memory."""
     server = served(tar_input(tmp_path))
-    CountedResponse.unread["testclient"] = MOST_UNREAD
+    client = client_of({"client": ("testclient", 1)})
+    CountedResponse.unread[client] = MOST_UNREAD
     try:
         answer = server.client.get("/thumb/out/image/1?size=original")
         assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
     finally:
-        del CountedResponse.unread["testclient"]
+        del CountedResponse.unread[client]
     assert server.client.get("/thumb/out/image/1?size=original").content == image_of(1)
     assert CountedResponse.unread.total() == 0
 
