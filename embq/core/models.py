@@ -23,7 +23,8 @@ from embq.core.wire import convert, one_of
 MODALITIES = ("image", "text")
 
 MODEL_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-"""Short names of models, which become part of the names of columns, files and folders."""
+"""Short names of models, which become part of the names of columns, files and folders. Readers of all formats take such
+columns without quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

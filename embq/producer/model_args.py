@@ -30,8 +30,6 @@ from embq.core.queue.heartbeats import Device, services
 from embq.core.rows.spec import RowSpec
 from embq.core.storage import beneath
 
-"""Names of models: columns begin with them, and readers of all formats take such columns without quotes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSpec:

@@ -51,7 +51,7 @@ MOST_VALUE_BYTES = 4 * MOST_TEXT + 16
 """Limit of a value: a text in UTF-8, with what the format adds."""
 
 PAGE_BYTES = 1 << 20
-"""What the format may add to a column of few rows."""
+"""Bytes that the format may add to a column of few rows."""
 
 NOTE_BYTES = 1 << 20
 
