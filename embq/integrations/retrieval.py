@@ -11,6 +11,7 @@ import embq
 from embq.app.searching.query import Result
 from embq.app.searching.remote import is_server
 from embq.core.errors import ConfigError
+from embq.core.rows.metadata import PREFIX
 
 
 class Retrieval:
@@ -40,8 +41,9 @@ class Retrieval:
 
 
 def fields_of(result: Result) -> dict[str, Any]:
-    """Metadata of a result: its own columns, then id, key, score and source."""
-    return {**result.metadata, "id": result.id, "key": result.key, "score": result.score, "source": result.source}
+    """Metadata of a result: id, key, score and source, and its own columns; `input_score` for a column called score."""
+    ours = {"id": result.id, "key": result.key, "score": result.score, "source": result.source}
+    return {**{PREFIX + name if name in ours else name: value for name, value in result.metadata.items()}, **ours}
 
 
 def text_of(result: Result) -> str:

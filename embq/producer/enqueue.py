@@ -12,6 +12,7 @@ from embq.core.errors import InputError, TryLaterError, command_line
 from embq.core.formats.folders import refuse_dtype
 from embq.core.models import REFERENCE, Chunking, ModelConfig
 from embq.core.queue.uploads import AddedUnits
+from embq.core.rows.metadata import renamed
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import PRIORITY, Control, save_control
@@ -94,7 +95,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     if not layout.run_json.exists():
         # Before `relocate`, which names places where the files are not yet.
         columns, units = first_columns(planned.units)
-        planned = replace(planned, units=units)
+        planned = replace(planned, units=units, warnings=(*planned.warnings, *renamed(columns)))
         request = replace(request, rows=replace(request.rows, columns=columns))
     if relocate is not None:
         planned = replace(planned, units=map(relocate, planned.units))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from embq.core.errors import EmbqError
 from embq.core.models import Chunking, ModelConfig, ModelSpec
+from embq.core.rows.metadata import renamed
 from embq.core.rows.spec import DTYPES, Column, RowSpec
 from embq.core.run.run_info import load_run
 from embq.core.units import Sample, Unit
@@ -105,7 +106,7 @@ def estimate(request: Request) -> Estimate:
         rows=rows,
         exact=not tally.unread,
         looked_at=looked_at,
-        warnings=planned.warnings,
+        warnings=(*planned.warnings, *(renamed(columns) if existing_run is None else ())),
         listing=planned.listing,
         columns=columns,
         documents=tally.samples if config.chunking is not None and tally.counted else None,

@@ -23,6 +23,7 @@ from embq.app.ui.rendering import StaticFilesOfPages, error_page
 from embq.app.ui.site import Site
 from embq.core.errors import Exit
 from embq.core.networks import HostNames
+from embq.core.rows.metadata import INDEX_COLUMNS, RESERVED
 from embq.core.rows.spec import RowSpec
 from embq.core.run.run_info import load_run
 from tests.support.outputs.build import build, write_folder, write_jsonl, write_tar
@@ -45,6 +46,11 @@ def _texts(folder: Path, name: str, lines: list[object] = PLAIN, **options: obje
 def _texts_with_metadata(folder: Path, name: str) -> Path:
     values = (None, True, "a <b>", {"deep": [1]}, ["x"])
     lines = [{**one, "year": 1999 + i, "any": values[i % 5]} for i, one in enumerate(PLAIN) if isinstance(one, dict)]
+    return _texts(folder, name, [*lines])
+
+
+def _own_names(folder: Path, name: str) -> Path:
+    lines = [{**dict.fromkeys(sorted({*RESERVED, *INDEX_COLUMNS}), str(i)), **one} for i, one in enumerate(PLAIN)]  # type: ignore[dict-item]
     return _texts(folder, name, [*lines])
 
 
@@ -82,6 +88,7 @@ def _no_rows(folder: Path, name: str) -> Path:
 KINDS: dict[str, tuple[Callable[[Path, str], Path], tuple[str, ...]]] = {
     "texts": (_texts, ("text",)),
     "texts-with-metadata": (_texts_with_metadata, ("text",)),
+    "own-names": (_own_names, ("text",)),
     "some-fail": (_some_fail, ("text",)),
     "npy": (partial(_texts, format="npy"), ("text",)),
     "hdf5": (partial(_texts, format="hdf5"), ("text",)),

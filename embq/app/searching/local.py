@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embq.app.searching.query import IDENTITY, Answer, Query, Result, not_embedded
+from embq.app.searching.query import Answer, Query, Result, not_embedded
 from embq.core.errors import InputError, SampleError
+from embq.core.rows.metadata import INDEX_COLUMNS, column_in_file
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import is_url, place
 
@@ -278,9 +279,9 @@ def results_of(
             caption=row.get("caption"),
             source=row.get("source"),
             metadata={
-                name: value
+                column_in_file(name): value
                 for name, value in row.items()
-                if name not in IDENTITY and (name != "metadata" or value is not None)  # what fits no column
+                if name not in INDEX_COLUMNS and (name != "metadata" or value is not None)  # what fits no column
             },
         )
         for rank, ((id_, score), row) in enumerate(zip(hits, rows, strict=True), start=offset + 1)

@@ -47,9 +47,6 @@ MOST_VECTOR_FILE = 1 << 30
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
-IDENTITY = ("id", "key", "caption", "source", "unit_id")
-"""Columns of a row that are not metadata."""
-
 Whole = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 FromZero = Annotated[int, Meta(ge=0, le=2**63 - 1)]

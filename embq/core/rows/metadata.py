@@ -44,6 +44,12 @@ RESERVED = frozenset(
 """Columns of rows that are no metadata, and what readers put beside them; what ends like an embedding's or a
 similarity's column is reserved as well."""
 
+INDEX_COLUMNS = ("id", "key", "caption", "source", "unit_id")
+"""Columns of each row of an index that are no metadata."""
+
+PREFIX = "input_"
+"""Stands in an index before the name of a metadata column that is also one of `INDEX_COLUMNS`."""
+
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT64_INTEGERS = 2**53
 """Every whole number up to this, and its negative, is a float64."""
@@ -95,6 +101,26 @@ def column_name(path: tuple[str, ...]) -> str | None:
     if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MOST_NAME_BYTES:
         return None
     return name
+
+
+def renamed(columns: Iterable[Column]) -> tuple[str, ...]:
+    """Return one line about the fields that are stored under another name than their own; () if there are none."""
+    pairs = [f"{'.'.join(column.path)} as {column.name}" for column in columns if column.name != ".".join(column.path)]
+    return (f"metadata fields with names of embq's own columns are stored as: {', '.join(pairs)}",) if pairs else ()
+
+
+def column_in_index(name: str) -> str:
+    """Return the name of a metadata column in an index; `column_in_file` is the inverse."""
+    plain = name
+    while plain.startswith(PREFIX):
+        plain = plain.removeprefix(PREFIX)
+    return PREFIX + name if plain in INDEX_COLUMNS else name
+
+
+def column_in_file(name: str) -> str:
+    """Return the name that a metadata column of an index has in the run or folder it was read from."""
+    short = name.removeprefix(PREFIX)
+    return short if short != name and column_in_index(short) == name else name
 
 
 def _kind(value: Any) -> str:

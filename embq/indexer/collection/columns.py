@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from embq.core.errors import InputError
 from embq.core.formats.base import READ_ROWS
+from embq.core.rows.metadata import INDEX_COLUMNS, column_in_file, column_in_index
 from embq.core.rows.results import COLUMN_ARROW
 from embq.indexer.collection.listing import rows_of_file
 from embq.indexer.collection.parts import IDENTITY, FileRef
@@ -25,10 +26,6 @@ KEYS = ("key", "image_path", "url", "id")
 """Columns that can name a row, the best first, in whatever case."""
 CAPTIONS = ("caption", "text")
 """Columns that can be the text of a row."""
-
-OURS = frozenset(field.name for field in IDENTITY)
-PREFIX = "input_"
-"""Before the name of a column that would be called like one of `IDENTITY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +76,17 @@ def find_columns(
                 types[field.name] = _both(types.get(field.name, ""), _type_of(field.type))
     roles = {"key": _first(KEYS, selected or list(types)), "caption": _first(CAPTIONS, selected or list(types))}
     named = {role: name for role, name in roles.items() if name}
-    names = [name for name in (types if selected is None else selected) if name not in OURS or named.get(name) != name]
+    names = [
+        name
+        for name in (types if selected is None else selected)
+        if name not in INDEX_COLUMNS or named.get(name) != name
+    ]
     return Columns(types={column_in_index(name): types[name] or "string" for name in names}, named=named)
 
 
 def _first(names: Sequence[str], present: Sequence[str]) -> str:
     by_lower = {name.lower(): name for name in reversed(present)}
     return next((by_lower[name] for name in names if name in by_lower), "")
-
-
-def column_in_index(name: str) -> str:
-    """Name of a column in an index; `column_in_file` is its inverse."""
-    plain = name
-    while plain.startswith(PREFIX):
-        plain = plain.removeprefix(PREFIX)
-    return PREFIX + name if plain in OURS else name
-
-
-def column_in_file(name: str) -> str:
-    """Name of a column in its file."""
-    short = name.removeprefix(PREFIX)
-    return short if short != name and column_in_index(short) == name else name
 
 
 def _type_of(type_: pa.DataType) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 
 from embq.core import wire
 from embq.core.errors import EmbqError, InputError, MalformedError, SourceError, UsageError
+from embq.core.rows.metadata import column_in_file
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url
 from embq.core.wire import FileName
 from embq.indexer.collection.clip_retrieval import describe_layout, is_layout
 from embq.indexer.collection.collection import Collection
-from embq.indexer.collection.columns import column_in_file
 from embq.indexer.collection.listing import all_below
 from embq.indexer.collection.parquet import has_vectors
 from embq.indexer.collection.parts import Block, FileRef, PartRef, no_embeddings

@@ -15,6 +15,7 @@ from embq.core.errors import InputError, OutputError
 from embq.core.formats.base import READ_ROWS, vectors
 from embq.core.formats.part import Part, opened
 from embq.core.models import VectorOutput, has_unit_length
+from embq.core.rows.metadata import column_in_file, column_in_index
 from embq.core.rows.results import embedding_columns, metadata_fields
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import restored
@@ -167,7 +168,8 @@ def _unit_length(rows: RowSpec, output: VectorOutput) -> bool | None:
 def _metadata(info: RunInfo) -> tuple[str, ...]:
     compared = tuple(info.model.compared) if info.rows.similarity else ()
     passages = () if info.model.chunking is None else ("document", "chunk", "chunks", "char_start", "char_end")
-    return (*compared, *passages, *(field.name for field in metadata_fields(info.rows)))
+    names = (*compared, *passages, *(field.name for field in metadata_fields(info.rows)))
+    return tuple(map(column_in_index, names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +180,7 @@ class RunReader:
         root: output folder of the run, or what the folders of several are in.
         folders: of several runs, below `root`; else ().
         rows_spec: `RowSpec.describe()` of the run.
-        id_columns: columns of metadata in the identity.
+        id_columns: columns of metadata, as they are called in the identity.
     """
 
     root: str
@@ -206,7 +208,8 @@ class RunReader:
         root = place(self.root)
         sources = {run: Manifest(Layout(below(root, run) if run else root)).sources(ids) for run, ids in units.items()}
         for part, start, stop in pieces:
-            for table in self._tables(part, ["key", "caption", "unit_id", *self.id_columns], start, stop):
+            columns = ["key", "caption", "unit_id", *map(column_in_file, self.id_columns)]
+            for table in self._tables(part, columns, start, stop):
                 yield self._identity(table, sources[self._folder(part)])
 
     def run_of(self, part: PartRef) -> Place:
@@ -234,9 +237,11 @@ class RunReader:
             "source": pa.DictionaryArray.from_arrays(names.indices.cast(pa.int32()).take(indices), names.dictionary),
             "unit_id": pa.DictionaryArray.from_arrays(indices, units.dictionary),
         }
-        fields = [*IDENTITY[1:], *(table.schema.field(name) for name in self.id_columns)]
-        columns = [by_name[field.name] if field.name in by_name else table[field.name] for field in fields]
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        fields = list(IDENTITY[1:])
+        for name in self.id_columns:
+            by_name[name] = table[column_in_file(name)]
+            fields.append(table.schema.field(column_in_file(name)).with_name(name))
+        return pa.Table.from_arrays([by_name[field.name] for field in fields], schema=pa.schema(fields))
 
     def _tables(self, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
         root = place(self.root)

@@ -6,7 +6,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embq.core.errors import InputError
-from embq.core.rows.metadata import INT64_MAX, INT64_MIN
+from embq.core.rows.metadata import INT64_MAX, INT64_MIN, column_in_index
 from embq.indexer.filter.condition import Condition, bad_filter
 from embq.indexer.index_files.identity import Identity
 
@@ -66,7 +66,8 @@ class Selections:
         Raises InputError `no_column` for a column that the index does not have, `bad_filter` for a value or an operator
         that is not of the column's type.
         """
-        tests = frozenset(typed(condition, columns_of(self._identity)) for condition in conditions)
+        columns = columns_of(self._identity)
+        tests = frozenset(typed(_renamed(condition, columns), columns) for condition in conditions)
         if tests not in self._cache:
             self._cache[tests] = self._selected(sorted(tests, key=lambda test: test.column))
             held = sum(selection.bits.nbytes for selection in self._cache.values())
@@ -93,6 +94,12 @@ class Selections:
             if count <= FEW:
                 ids.append(8 * start + np.flatnonzero(np.unpackbits(chunk, bitorder="little").view(bool)))
         return Selection(bits, count, np.concatenate(ids) if count <= FEW else None)
+
+
+def _renamed(condition: Condition, columns: Mapping[str, pa.DataType]) -> Condition:
+    """The condition by the index's name of its column: `source` is the field of the user's data if there is one."""
+    name = column_in_index(condition.column)
+    return replace(condition, column=name) if name in columns else condition
 
 
 def columns_of(identity: Identity) -> dict[str, pa.DataType]:

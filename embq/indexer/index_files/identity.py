@@ -100,6 +100,8 @@ class _File:
             self.batches = self._reader.num_record_batches
             if odd := [field.name for field in self.schema if field.type != NAMES and not is_plain(field.type)]:
                 raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
+            if len(set(self.schema.names)) < len(self.schema):
+                raise ValueError("two columns have one name")
         except (OSError, ValueError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         if self.batches != -(-rows // BATCH_ROWS):
