@@ -133,6 +133,18 @@ def test_workers_that_are_first_wait_for_who_loads_the_scripts(box: Box) -> None
     assert box.server.refused() == []
 
 
+def test_a_laptop_leaves_its_run_to_the_broker_while_there_is_no_writer(box: Box) -> None:
+    expected = write_texts(box.folder / "t.jsonl", 20)
+    said = box.ask(
+        "enqueue", box.folder / "t.jsonl", "-o", box.folder / "out", "-m", f"stub:{DIM}", "--inline", "--json"
+    )
+    assert not json.loads(said)["accepted"]
+    box.services()
+    wait_until(lambda: closed(box.folder / "out"))
+    check_complete(box.folder / "out", expected, units=1, dim=DIM)
+    assert box.server.refused() == []
+
+
 def test_a_machine_whose_user_is_revoked_ends_with_the_reason_and_others_take_its_units(box: Box) -> None:
     expected = write_texts(box.folder / "t.jsonl", 800)
     for verb in ("producer", "writer"):
