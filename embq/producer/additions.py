@@ -21,9 +21,11 @@ from embq.core.run.run_info import RunInfo
 from embq.core.storage.durable import drop, drop_in, names_in
 from embq.core.storage.paths import Place
 from embq.core.units import FILE_NAME, Unit
+from embq.producer.plan import expand
 from embq.producer.selection import SELECTED
-from embq.sources.access.files import exists, join, with_name
+from embq.sources.access.files import absolute, exists, has_magic, join, with_name
 from embq.sources.access.listings import cached_listings
+from embq.sources.access.patterns import expand_braces, matcher
 from embq.sources.formats.image_folder import cut
 from embq.sources.kinds import NAMED
 from embq.sources.reader_options import EXTENSIONS
@@ -37,7 +39,7 @@ class PlanRecord:
     """Origin of a plan, as a generation records it.
 
     Attributes:
-        inputs: as the user gave them; () for retries.
+        inputs: absolute paths, patterns and URLs; () for retries.
         options: reader options and selection.
         version: embq version that planned.
     """
@@ -270,6 +272,37 @@ def _place(unit: Unit) -> bytes:
 
 def _digest(*parts: str) -> bytes:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
+
+
+def uncovered(inputs: Sequence[str], recorded: Sequence[str], layout: Layout) -> list[str]:
+    """Return the inputs, made absolute, that a run does not have in any spelling and that match none of its patterns.
+
+    Args:
+        inputs: as the user gives them.
+        recorded: inputs of the run and of its generations.
+
+    Raises InputError for a pattern without match.
+    """
+    paths = {absolute(text) for text in recorded}
+    unmatched = [text for text in inputs if absolute(text) not in paths]
+    if not unmatched:
+        return []
+    paths.update(absolute(path) for text in recorded for path in _expanded(text))
+    patterns = [matcher(path) for path in paths if has_magic(path)]
+    paths.update(unit.source for unit in Manifest(layout))
+
+    def is_new(path: str) -> bool:
+        return path not in paths and not any(fits(path) for fits in patterns)
+
+    return [absolute(text) for text in unmatched if any(is_new(path) for path, _ in expand([text], Counter()))]
+
+
+def _expanded(text: str) -> Iterable[str]:
+    """The patterns and paths that the braces of a recorded input stand for; () if it has none, or is a file's name."""
+    try:
+        return list(expand_braces(text, "")) if "{" in text else ()
+    except InputError:
+        return ()
 
 
 @contextmanager

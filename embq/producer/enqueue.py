@@ -26,6 +26,7 @@ from embq.producer.additions import Additions, Differences, PlanRecord, append_g
 from embq.producer.model_args import asked_models, check_rows, config_of
 from embq.producer.plan import Plan, first_columns, plan
 from embq.producer.selection import SELECTED, Selection
+from embq.sources.access.files import absolute
 from embq.sources.reader_options import ReadOptions
 
 
@@ -58,7 +59,7 @@ class Request:
     def record(self) -> PlanRecord:
         """Origin of its plan."""
         options = sorted((*self.options.record().items(), *self.selection.recorded()))
-        return PlanRecord(inputs=self.inputs, options=tuple(options), version=self.version)
+        return PlanRecord(inputs=tuple(map(absolute, self.inputs)), options=tuple(options), version=self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
     summary = segments.write(planned.units)
     info = RunInfo(
         run="",
-        inputs=request.inputs,
+        inputs=request.record.inputs,
         options=request.record.options,
         model=config,
         rows=request.rows,

@@ -96,7 +96,7 @@ def plan(
     chosen = selection or Selection()
     scan = InputScan(options, chosen, modalities)
     with cached_listings():
-        for path, folder in _expand(inputs, scan.listing.left_out):
+        for path, folder in expand(inputs, scan.listing.left_out):
             scan.add(path, folder)
     vanished = scan.check(was_planned or (lambda _: False))
     units = scan.units()
@@ -111,10 +111,15 @@ def plan(
     )
 
 
-def _expand(inputs: Sequence[str], skipped: Counter[str]) -> Iterator[tuple[str, str]]:
-    """(absolute path or URL, folder before the first special character) of each input, in order.
+def expand(inputs: Sequence[str], skipped: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Yield (absolute path or URL, folder before the first special character) of each input, in order.
 
     Links stay as they are, for the user to recognise. The folder is "" for an input without special characters.
+
+    Args:
+        skipped: counts matches that are left out because they are in an output folder.
+
+    Raises InputError for a pattern without match.
     """
     for text in inputs:
         check_source(text)

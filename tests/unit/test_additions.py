@@ -25,6 +25,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
 from embq.core.units import Unit, sealed
+from embq.producer.additions import uncovered
 from embq.producer.enqueue import Planned, Request, prepare
 from embq.producer.plan import plan
 from embq.producer.selection import Selection
@@ -102,6 +103,35 @@ def test_a_file_that_is_named_by_another_folder_is_the_same_file(request_: Reque
     assert added == [0, 2, 0, 0], "the first plan is the run itself"
     assert len(Manifest(Layout(request_.output))) == 4
     assert violations(request_.output) == []
+
+
+SPELLINGS = [
+    "a.txt",
+    "./a.txt",
+    "../in/a.txt",
+    "{tmp}/in/a.txt",
+    "{tmp}//in/./a.txt",
+    "a*.txt",
+    "{tmp}/*/a.txt",
+    "../in/{{a,a}}.txt",
+]
+"""Of a file, from the folder that it is in."""
+
+
+@pytest.mark.parametrize("recorded", [*SPELLINGS, "../in", "../in/*.txt", "{tmp}/**/*.txt", "{{a,b}}.txt"])
+def test_the_same_input_is_known_in_every_spelling_and_from_every_folder(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: str
+) -> None:
+    other = tmp_path / "deep" / "other"
+    write(other / "a.txt", 5, name="another")
+    monkeypatch.chdir(tmp_path / "in")
+    info = prepare(replace(request_, inputs=(recorded.format(tmp=tmp_path),))).info
+    layout = Layout(request_.output)
+    assert uncovered([text.format(tmp=tmp_path) for text in SPELLINGS], info.inputs, layout) == []
+    monkeypatch.chdir(other)
+    known = [text.format(tmp=tmp_path) for text in SPELLINGS if "{tmp}" in text]
+    others = [] if "**" in recorded else [str(other / name) for name in ("a.txt", "a.txt", "a*.txt")]
+    assert uncovered([*known, "a.txt", "./a.txt", "a*.txt"], info.inputs, layout) == others
 
 
 def test_files_added_to_a_folder_become_units_of_their_own(request_: Request, tmp_path: Path) -> None:

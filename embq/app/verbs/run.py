@@ -142,24 +142,15 @@ def _planned(request: Request, root: Place, *, add: bool) -> Planned:
 
 def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
     """Raise UsageError if the output holds a run of other inputs, to which these would be added."""
-    import os
-    from fnmatch import fnmatchcase
-
     from embq.core.run.layout import Layout
     from embq.core.run.run_info import load_run
-    from embq.core.storage.paths import is_url
+    from embq.producer.additions import uncovered
 
     if not Layout(root).run_json.exists():
         return
     info = load_run(root)
     old_inputs = list(dict.fromkeys([*info.inputs, *(source for added in info.added for source in added.inputs)]))
-    paths = [os.path.abspath(source) for source in old_inputs if not is_url(source)]
-    new_inputs = [
-        source
-        for source in inputs
-        if source not in old_inputs
-        and (is_url(source) or not any(fnmatchcase(os.path.abspath(source), known_path) for known_path in paths))
-    ]
+    new_inputs = uncovered(inputs, old_inputs, Layout(root))
     if new_inputs:
         raise UsageError(
             f"{root} holds a run of {', '.join(old_inputs[:NAMED])}{', ...' if len(old_inputs) > NAMED else ''}, and "

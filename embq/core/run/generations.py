@@ -44,7 +44,7 @@ class Generation:
         samples: number of its samples, or None if only reading tells.
         digest: hash over its unit ids in order.
         segments: names of its segments, in order.
-        inputs: as the user gave them; () for a generation of retries, which adds no sample.
+        inputs: absolute paths, patterns and URLs; () for a generation of retries, which adds no sample.
         options: reader options and selection that shaped the units.
         version: embq version that planned it.
         created: UTC time, ISO 8601; information only.

@@ -53,7 +53,7 @@ class RunInfo:
 
     Attributes:
         run: run id, 16 hex digits.
-        inputs: as the user gave them first.
+        inputs: absolute paths, patterns and URLs of the first plan.
         options: reader options and selection that shaped the first units.
         model: config of the model.
         rows: content of its rows.
