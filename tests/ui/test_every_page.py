@@ -197,7 +197,9 @@ def test_the_pages_of_a_run(client: TestClient, folder: Path, kind: str) -> None
     info = load_run(folder / kind)
     wait_until(lambda: info.run in client.get("/fleet").text, 30)
     assert kind in assert_page(client, "/fleet")
-    assert kind in assert_page(client, f"/fleet/{info.run}")
+    page = assert_page(client, f"/fleet/{info.run}")
+    assert kind in page
+    assert ('class="failed"' in page, "% failed<" in page) == (kind in ("some-fail", "no-rows"),) * 2
     groups = assert_page(client, f"/ui/fleet/failures/{info.run}")
     assert ("group" in groups) == (kind in ("some-fail", "no-rows"))
     for sample in re.findall(r'hx-get="(/ui/fleet/sample/[^"]+)"', groups):

@@ -125,6 +125,21 @@ def drawn(progress: RunProgress, columns: int = 120, *, verbose: bool = False, s
     return captured.get()
 
 
+@pytest.mark.parametrize(
+    ("rows", "failures", "crosses", "state"), [(10, 0, 0, "done"), (1, 19, 38, "done, 95.0% failed")]
+)
+def test_failures_have_their_share_of_the_bar_and_of_the_state(
+    rows: int, failures: int, crosses: int, state: str
+) -> None:
+    ended = replace(
+        RUNNING, state=RunState.DONE, rows=rows, failures=failures, done=10, in_flight=0, received=0, embedded=0
+    )
+    shown = drawn(ended)
+    assert shown.count("×") == crosses
+    assert shown.count("━") == 40 - crosses
+    assert f"minilm  {state}" in shown
+
+
 RUNNING = RunProgress(
     run="0123456789abcdef",
     output="/out",

@@ -32,6 +32,8 @@ STATE_STYLES = {
     RunState.CANCELLED: "red",
 }
 """State -> style; yellow for others."""
+LOWEST_SHARE = 0.001
+"""Share of failures from which the state of a finished run names it."""
 BAR_COLUMNS = 40
 WORKERS_SHOWN = 16
 GAP = "  "
@@ -64,11 +66,12 @@ def plain_line(progress: RunProgress) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoToneBar:
-    """Progress bar of two shares of the whole: committed, and embedded. Its signs differ, so it needs no colour."""
+class ProgressBar:
+    """Progress bar of shares of the whole: committed, of which some failed, and embedded. Its signs need no colour."""
 
     committed: float
     embedded: float
+    failed: float = 0.0
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """At most `BAR_COLUMNS`."""
@@ -79,9 +82,11 @@ class TwoToneBar:
         width = min(BAR_COLUMNS, options.max_width)
         committed = min(width, int(self.committed * width))
         embedded = min(width, int(self.embedded * width)) - committed
-        signs = "#=-" if options.ascii_only else "━╍─"
+        failed = min(committed, round(self.failed * width))
+        signs = "#=-x" if options.ascii_only else "━╍─×"
         yield Text.assemble(
-            (signs[0] * committed, "green"),
+            (signs[0] * (committed - failed), "green"),
+            (signs[3] * failed, "red"),
             (signs[1] * embedded, "cyan"),
             (signs[2] * (width - committed - embedded), "dim"),
         )
@@ -94,15 +99,16 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
         verbose: with tokens, units, stages, and all columns of the workers.
         since_s: seconds in the present state.
     """
+    style = "red" if progress.failures > progress.rows else STATE_STYLES.get(progress.state, "yellow")
     head = Text.assemble(
         (f"run {progress.run}", "bold"),
         f"  {printable(progress.model)}  ",
-        (state_text(progress, since_s), STATE_STYLES.get(progress.state, "yellow")),
+        (state_text(progress, since_s), style),
         overflow="fold",
     )
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
-        TwoToneBar(progress.share_committed, progress.share_embedded),
+        ProgressBar(progress.share_committed, progress.share_embedded, progress.share_failed),
         Text(f"{progress.share_committed:6.1%}", no_wrap=True),
         Text(_time_left(progress), style="cyan"),
     )
@@ -139,6 +145,8 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
             units = progress.in_flight + progress.received
             bound = f", <= {duration(max(1.0, progress.eta_s))}" if progress.eta_s is not None else ""
             return "finishing" if not units else f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
+        case RunState.DONE if progress.share_failed >= LOWEST_SHARE:
+            return f"done, {progress.share_failed:.1%} failed"
     return progress.state
 
 

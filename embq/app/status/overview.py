@@ -19,7 +19,7 @@ from rich.text import Text
 
 from embq.app.status import fleet
 from embq.app.status.broker_snapshot import BrokerSnapshot, Reports, take_snapshots
-from embq.app.status.display import FittedTable, count, panel, plain_line
+from embq.app.status.display import FittedTable, count, panel, plain_line, state_text
 from embq.app.status.fleet import FleetStatus, fleet_of
 from embq.app.status.resolve_run import arriving
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
@@ -158,7 +158,7 @@ def _columns(run: RunProgress, *, of_broker: bool) -> dict[str, str]:
     output = output if of_broker or not output.is_relative_to(Path.cwd()) else output.relative_to(Path.cwd())
     return ({} if of_broker else {"output": str(output)}) | {
         "run": run.run,
-        "state": run.state,
+        "state": state_text(run) if run.state == RunState.DONE else run.state,
         "done": f"{run.share_committed:.1%}",
         "rows/s": f"{run.speed:,.1f}",
         "left": "-" if run.eta_s is None or run.state == RunState.DONE else duration(run.eta_s),

@@ -126,6 +126,12 @@ class RunProgress(RunCounts):
         share = self.embedded / self.rows_total if self.rows_total else 0.0
         return max(self.share_committed, min(1.0, share))
 
+    @property
+    def share_failed(self) -> float:
+        """Share of the run that has ended in failures; at most the committed one."""
+        ended = self.rows + self.failures
+        return self.share_committed * self.failures / ended if ended else 0.0
+
     def ended_after(self, last: RunProgress | None) -> RunProgress:
         """The progress of a session that has ended, with what only the broker knew by `last`, that of its work."""
         if last is None or not last.limits.so_far.name:
