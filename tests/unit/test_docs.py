@@ -149,6 +149,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 # --- settings, events, exit codes, status ---
 
 
+def test_the_index_and_the_menu_of_the_site_list_every_page() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"\(([\w/.-]+\.md)", index), "index.md"} == pages
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert set(re.findall(r"[\w/-]+\.md", menu)) == pages
+
+
 def test_the_settings_are_those_of_the_code() -> None:
     source = (ROOT / "embq" / "core" / "settings.py").read_text(encoding="utf-8")
     told = {name for row in table(page("reference/settings")) for name in named(row[:1])}
