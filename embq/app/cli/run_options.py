@@ -148,7 +148,7 @@ _OPTIONS = (
     option(
         "--limit",
         type=click.IntRange(min=1),
-        help="Only the first N images of a folder, units with the first N texts, or N shards.  [all]",
+        help="Only the first N samples.  [all]",
     ),
     section(GENERAL),
 )

@@ -109,13 +109,19 @@ class DelimitedSource(Source):
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row, which is found by reading those before it; the unit if it has fewer."""
+        part = self.part(unit, ordinal, 1)
+        return part if part.stop > part.start else unit
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows, which are found by reading those before them."""
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            cuts = _cuts(split_rows(text, unit, unit.start, delimiter, len(names)), unit.start, 1, 0)
-            for start, stop, _ in islice(cuts, ordinal, ordinal + 1):
-                return replace(unit, start=start, stop=stop, first=unit.first + ordinal, samples=1)
-        return unit
+            ends = (end for end, _ in split_rows(text, unit, unit.start, delimiter, len(names)))
+            start = max(islice(ends, first), default=unit.start)
+            stop = unit.stop if samples is None else max(islice(ends, samples), default=start)
+        taken = (unit.samples or 0) - first if samples is None else samples
+        return replace(unit, start=start, stop=stop, first=unit.first + first, samples=taken)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Every other column is metadata, unless the user names some."""

@@ -102,6 +102,22 @@ class Hdf5Source(Source):
                         yield samples.sample(choice, identity=_key(key), text=bytes(value), image=None, fields={})
                 start = 0
 
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows."""
+        taken = (unit.samples or 0) - first if samples is None else samples
+        items: list[tuple[str, int]] = []
+        at, skipped, remaining = unit.start, first, taken
+        start = unit.start
+        for path, rows in unit.items:
+            before = min(rows, skipped)
+            kept = min(rows - before, remaining)
+            if kept and not items:
+                start = at + before
+            if kept:
+                items.append((path, kept))
+            at, skipped, remaining = 0, skipped - before, remaining - kept
+        return replace(unit, start=start, first=unit.first + first, samples=taken, items=tuple(items))
+
     def _unit_of_file(self, path: str, options: ReadOptions) -> Unit:
         named = tuple(sorted((*options.columns, KEYS_BY_DATASET)))
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named)

@@ -98,6 +98,11 @@ class FilesSource(Source):
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
             yield _sample(ordinal, relative, size, extensions, content)
 
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its files."""
+        items = unit.items[first : None if samples is None else first + samples]
+        return replace(unit, first=unit.first + first, samples=len(items), items=items)
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
         if is_url(unit.source):

@@ -18,7 +18,7 @@ from embq.core.units import Sample, Unit, is_unicode
 from embq.sources.access.files import name_of
 from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key
 from embq.sources.decode import compact_json, decode_text, parse_object
-from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
+from embq.sources.formats.text_files import open_planned, open_text, part_of_lines, read_lines, split_lines
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.reader_options import ALL, ReadOptions
 from embq.sources.unusable import COMPRESSION_CODES
@@ -44,6 +44,10 @@ class LinesSource(Source):
             except SampleError as problem:
                 error = (problem.code, problem.message)
             yield Sample(ordinal=ordinal, key=key, text=text, error=error)
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its lines, which are found by reading those before them."""
+        return part_of_lines(unit, first, samples)
 
 
 class JsonLinesSource(Source):
@@ -99,6 +103,10 @@ class JsonLinesSource(Source):
                 sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
             keys.add(sample.key)
             yield sample
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its lines, which are found by reading those before them."""
+        return part_of_lines(unit, first, samples)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True for any file that was planned: only its lines tell."""

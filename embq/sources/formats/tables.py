@@ -118,7 +118,13 @@ class TableSource(Source):
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row."""
-        return replace(unit, first=unit.first + ordinal, samples=1)
+        return self.part(unit, ordinal, 1)
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows."""
+        rows = unit.samples or 0
+        taken = rows - first if samples is None else samples
+        return replace(unit, first=unit.first + first, samples=taken, size=unit.size * taken // max(1, rows))
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Columns become metadata where the user names some."""

@@ -210,6 +210,25 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
     return at
 
 
+def skip_lines(file: Text, lines: int) -> int:
+    """Read to the end of the next `lines` lines, or of the file; returns how many bytes that is."""
+    skipped = 0
+    while lines > 0 and (piece := file.readline(1 << 20)):  # a line may be longer than memory
+        skipped += len(piece)
+        lines -= piece.endswith(b"\n")
+    return skipped
+
+
+def part_of_lines(unit: Unit, first: int, samples: int | None) -> Unit:
+    """See `embq.sources.interface.Source.part`."""
+    with open_text(unit, unwatched) as file:
+        file.seek(unit.start)
+        start = unit.start + skip_lines(file, first)
+        stop = unit.stop if samples is None else start + skip_lines(file, samples)
+    taken = (unit.samples or 0) - first if samples is None else samples
+    return replace(unit, start=start, stop=stop, first=unit.first + first, samples=taken)
+
+
 def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
