@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -199,17 +199,34 @@ def _values_of(column: pa.Array) -> list[Any]:
         return [None if mdn is None else f"P{mdn[0]}M{mdn[1]}DT{_seconds(mdn[2], 9)}" for mdn in column.to_pylist()]
     if pa.types.is_struct(kind):
         return _objects_of(column)
-    if isinstance(column, _LISTS) and not pa.types.is_map(kind):
+    if pa.types.is_map(kind):
+        ends = column.offsets.to_pylist()
+        keys, items = (_values_of(part[ends[0] : ends[-1]]) for part in (column.keys, column.items))
+        pairs = list(zip(keys, items, strict=True))
+        rows = (pairs[start - ends[0] : stop - ends[0]] for start, stop in pairwise(ends))
+        return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+    if isinstance(column, _LISTS):
         inner = iter(_values_of(column.flatten()))
         lengths = pc.list_value_length(column).to_pylist()
         return [None if length is None else list(islice(inner, length)) for length in lengths]
     if pa.types.is_temporal(kind):
-        column = column.cast(pa.string())
+        return _times_of(column)
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
         values = [_value_of(column[row]) for row in range(len(column))]
     return values
+
+
+def _times_of(column: pa.Array) -> list[str | None]:
+    """Times as text; in UTC where this machine does not know their zone, as in a container without tzdata."""
+    try:
+        return list(column.cast(pa.string()).to_pylist())
+    except pa.ArrowInvalid:
+        if getattr(column.type, "tz", None) is None:
+            raise
+        times = column.cast(pa.timestamp(column.type.unit)).cast(pa.string()).to_pylist()
+        return [None if time is None else f"{time}Z" for time in times]
 
 
 _LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)

@@ -106,16 +106,15 @@ class Hdf5Source(Source):
         """The unit of some of its rows."""
         taken = (unit.samples or 0) - first if samples is None else samples
         items: list[tuple[str, int]] = []
-        at, skipped, remaining = unit.start, first, taken
-        start = unit.start
+        start = at = unit.start
+        to_skip, to_take = first, taken
         for path, rows in unit.items:
-            before = min(rows, skipped)
-            kept = min(rows - before, remaining)
-            if kept and not items:
-                start = at + before
-            if kept:
-                items.append((path, kept))
-            at, skipped, remaining = 0, skipped - before, remaining - kept
+            skipped = min(rows, to_skip)
+            of_dataset = min(rows - skipped, to_take)
+            if of_dataset:
+                start = start if items else at + skipped
+                items.append((path, of_dataset))
+            at, to_skip, to_take = 0, to_skip - skipped, to_take - of_dataset
         return replace(unit, start=start, first=unit.first + first, samples=taken, items=tuple(items))
 
     def _unit_of_file(self, path: str, options: ReadOptions) -> Unit:

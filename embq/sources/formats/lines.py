@@ -17,8 +17,16 @@ from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit, is_unicode
 from embq.sources.access.files import name_of
 from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key
-from embq.sources.decode import compact_json, decode_text, parse_object
-from embq.sources.formats.text_files import open_planned, open_text, part_of_lines, read_lines, split_lines
+from embq.sources.decode import compact_json, decode_text, form_of_json, parse_object
+from embq.sources.formats.text_files import (
+    HEAD_BYTES,
+    open_planned,
+    open_text,
+    part_of_lines,
+    read_lines,
+    refuse_head,
+    split_lines,
+)
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.reader_options import ALL, ReadOptions
 from embq.sources.unusable import COMPRESSION_CODES
@@ -63,14 +71,14 @@ class JsonLinesSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts. A field that the user named must be in one of the first lines.
 
-        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats.
-        A damaged file fails when it is read.
+        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats,
+        `table_damaged` for JSON of another form. A damaged file fails when it is read.
         """
         named = {"--text-column": options.text_column, "--id-column": options.id_column}
         try:
             counts, floats = _first_fields(path)
-        except SourceError:
-            if any(named.values()):
+        except SourceError as error:
+            if any(named.values()) or error.code == "table_damaged":
                 raise
             return self.modalities
         for option, name in named.items():
@@ -131,7 +139,9 @@ def _first_fields(path: str) -> tuple[Counter[str], set[str]]:
     counts: Counter[str] = Counter()
     floats: set[str] = set()
     try:
-        with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
+        with open_planned(Unit(kind="jsonl", source=path)) as (unit, file):
+            if form_of_json(head := file.peek(HEAD_BYTES)) is not None:
+                refuse_head(unit, head)
             remaining = _LOOK_BYTES
             for number in range(_LOOK_LINES):
                 line = file.readline(remaining)
