@@ -337,10 +337,10 @@ def refuse_encoding(path: str, head: bytes) -> None:
 
 
 def _wide_encoding(start: bytes) -> str:
-    """UTF-32 or UTF-16 with the order of its bytes, by those that are 0 in ASCII."""
+    """UTF-32 or UTF-16 with the order of its bytes, by those that are 0 in most texts."""
     zeros = [8 * start[at::4].count(0) > len(start) for at in range(4)]
-    if zeros[1] and zeros[2] and (zeros[0] or zeros[3]):
-        return "UTF-32BE" if zeros[0] else "UTF-32LE"
+    if all(zeros[:2]) or all(zeros[2:]):
+        return "UTF-32BE" if all(zeros[:2]) else "UTF-32LE"
     return "UTF-16BE" if start[::2].count(0) > start[1::2].count(0) else "UTF-16LE"
 
 
