@@ -189,7 +189,7 @@ class Unit:
             of `items` (hdf5); 0 for a whole shard and for rows of tables.
         stop: byte after the slice; the size of the source for a whole shard; 0 for rows of tables.
         first: ordinal of the unit's first sample within its source, used in keys; 0 for a whole shard.
-        samples: number of samples, or None if only reading the source tells (tar).
+        samples: number of samples, or None if only reading the source tells (tar, but for a part of a shard).
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).

@@ -27,7 +27,7 @@ from embq.sources.access.files import absolute, exists, has_magic, join, with_na
 from embq.sources.access.listings import cached_listings
 from embq.sources.access.patterns import expand_braces, matcher
 from embq.sources.formats.image_folder import cut
-from embq.sources.kinds import NAMED
+from embq.sources.kinds import NAMED, source_for
 from embq.sources.reader_options import EXTENSIONS
 from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
@@ -115,10 +115,14 @@ class Additions:
     A unit is identified by its id, a file of a folder by its path and size, so that files that are added to a folder do
     not move the others into other units. A source that was retried is identified as the retry found it: a unit by its
     place in the source, a file of a folder by its size at that time.
+
+    Args:
+        limited: whether this plan or an earlier one has a --limit, which cuts the last unit of a plan.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, limited: bool = False) -> None:
         self._manifest = manifest
+        self._begun: dict[bytes, tuple[bytes, int | None]] = {}  # beginning -> identity and samples of a unit there
         self._retried: dict[str, str] = {}  # source -> its version when it was retried last
         self._sizes: dict[tuple[str, str], int] = {}  # (folder, path) -> its size when it was retried last
         for _, unit in manifest.retries():
@@ -138,6 +142,8 @@ class Additions:
                 self._unmatched.update(_item(unit, path, size) for path, size in self._items(unit))
             else:
                 self._unmatched.add(identity)
+                if limited and (unit := manifest.unit(u)).retry is None:
+                    self._begun[_beginning(unit)] = identity, unit.samples
 
     def _identities(self) -> Iterator[tuple[int, bytes | None]]:
         """(index, identity) of each unit of the inputs; None for units of a folder, whose files have identities."""
@@ -176,9 +182,12 @@ class Additions:
         parts = source.split("/") if first.kind in NAMED else []
         names = ["", *("/".join(parts[at:]) for at in range(1, len(parts) - 1))]
         candidates = chain([first], (with_name(first, name) for name in names))
-        match = next((candidate for candidate in candidates if self._identity(candidate) in self._unmatched), first)
+        match = next((unit for unit in candidates if self._is_there(unit)), first)
         yield match
         yield from (with_name(unit, dict(match.options).get(FILE_NAME, "")) for unit in units)
+
+    def _is_there(self, unit: Unit) -> bool:
+        return self._identity(unit) in self._unmatched or _beginning(unit) in self._begun
 
     def _identity(self, unit: Unit) -> bytes:
         return _place(unit) if self._retried.get(unit.source) == unit.etag else bytes.fromhex(unit.unit_id)
@@ -188,10 +197,20 @@ class Additions:
             exact = self._identity(unit)
             if exact in self._unmatched:
                 self._unmatched.remove(exact)
-                continue
-            self._new_places.add(_digest(source))
-            self._new_versions.add(_digest(source, unit.etag))
-            yield unit
+            elif (rest := self._without_begun(unit)) is not None:
+                self._new_places.add(_digest(source))
+                self._new_versions.add(_digest(source, unit.etag))
+                yield rest
+
+    def _without_begun(self, unit: Unit) -> Unit | None:
+        """The part of a unit that is in no unit that --limit has cut; None if nothing is left."""
+        while (held := self._begun.get(_beginning(unit))) is not None:
+            identity, samples = held
+            self._unmatched.discard(identity)
+            if samples is None or (unit.samples is not None and unit.samples <= samples):
+                return None
+            unit = source_for(unit.kind).part(unit, samples)
+        return unit
 
     def _new_items(self, source: str, units: Iterable[Unit]) -> Iterator[tuple[str, int]]:
         for unit in units:
@@ -262,6 +281,12 @@ def _item(unit: Unit, path: str, size: int) -> bytes:
     return _digest(
         unit.source, path, str(size), *(f"{name}={value}" for name, value in unit.options if name in _EXTENSIONS)
     )
+
+
+def _beginning(unit: Unit) -> bytes:
+    """What the units with one first sample of one version of a source have in common."""
+    options = (f"{name}={value}" for name, value in unit.options)
+    return _digest(unit.kind, unit.source, unit.etag, str(unit.first), *options)
 
 
 def _place(unit: Unit) -> bytes:

@@ -195,7 +195,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
 
 def additions_to(layout: Layout, request: Request, planned: Plan, existing_run: RunInfo) -> Iterator[Unit]:
     """The units that would be added to a run; InputError, at the end, if inputs have changed."""
-    additions = Additions(Manifest(layout))
+    additions = _additions(layout, existing_run, request.record)
     yield from additions.of(planned.units, request.options.unit_samples)
     additions.differences(()).refuse_changed(request.output, existing_run, request.record)
 
@@ -240,7 +240,7 @@ def _extend(
     look_for_vanished: bool = True,
 ) -> Planned:
     """Add the units that the run lacks as one more generation."""
-    additions = Additions(Manifest(layout))
+    additions = _additions(layout, run, record)
     diffs: list[Differences] = []
 
     def check(summary: ManifestSummary) -> None:
@@ -259,6 +259,11 @@ def _extend(
         warnings=(*planned.warnings, *diffs[0].warnings()),
         listing=planned.listing,
     )
+
+
+def _additions(layout: Layout, run: RunInfo, requested: PlanRecord) -> Additions:
+    plans = [run.options, requested.options, *(generation.options for generation in run.added)]
+    return Additions(Manifest(layout), limited=any("limit" in dict(options) for options in plans))
 
 
 def _named_again(run: RunInfo, requested: PlanRecord) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.selection import Selection
-from embq.sources.access.files import stat_file
+from embq.sources.access.files import base_name, stat_file
+from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.kinds import Listing, carrying, detect, source_for, split
 from embq.sources.partitions import without_partition
 from embq.sources.reader_options import ReadOptions
@@ -26,6 +28,8 @@ UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
 
 _BARE = ("jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
+
+_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
 """Codes that one option may cause for all inputs of a kind."""
@@ -53,6 +57,7 @@ class InputScan:
         self._paths = 0
         self._digests: set[bytes] = set()
         self._missing: list[str] = []
+        self._doubtful: tuple[str, ...] = ()
         self._repeated: list[str] = []
         self._empty: list[str] = []
         self._refused: InputError | None = None  # of the first input without a sample
@@ -121,6 +126,18 @@ class InputScan:
             self._unclear.setdefault(kind, error)
         else:
             self.kinds[kind] = path
+            if kind == "csv":
+                self._tell_header(path)
+
+    def _tell_header(self, path: str) -> None:
+        names = DelimitedSource().header(path, self._required)
+        shown = [repr(name if len(name) <= 60 else f"{name[:57]}...") for name in names[:20]]
+        if shown:
+            unlisted = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
+            self.listing.header = f"header of {base_name(path)}: {', '.join(shown)}{unlisted}"
+        if len(names) == 1 and (" " in names[0].strip() or _NUMBER.fullmatch(names[0].strip())):
+            why = f"its first line, {shown[0]}, is taken for a header; --no-header makes it a row"
+            self._doubtful = (f"{path}: {why}",)
 
     def units(self) -> Iterator[Unit]:
         """The units of all inputs, in order.
@@ -195,7 +212,7 @@ class InputScan:
 
     def warnings(self) -> tuple[str, ...]:
         """One line each on inputs that are left out."""
-        lines = []
+        lines = [*self._doubtful]
         if self._repeated:
             lines.append(f"{_listed(self._repeated)} named more than once, planned once")
         if self._empty:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, groupby
 
 from embq.core.errors import UsageError
 from embq.core.units import Unit
 from embq.sources.formats.image_folder import cut
+from embq.sources.kinds import source_for
 
 SELECTED = ("exclude", "include", "limit", "sample")
 """Names of a selection's fields among the recorded options of a run."""
@@ -26,8 +27,8 @@ class Selection:
         exclude: patterns, none of which it may match.
         sample: the fraction that is taken, above 0 and at most 1: of images in folders, else of units. A hash of where
             it stands decides, so a file that comes later changes nothing for the others.
-        limit: most samples; 0 for all. Units are taken whole, except those of image folders, and a unit whose samples
-            only reading tells (a shard) counts as one.
+        limit: number of samples that are taken; 0 for all. Shards are read to count theirs. A file that fails as a
+            whole counts as one, and a unit of a plug-in that cannot divide it is taken whole.
 
     A pattern is one of a shell, matched against the whole path or against its end behind a slash; `*` matches "/" too.
     """
@@ -92,12 +93,14 @@ class Selection:
     def _first(self, units: Iterator[Unit]) -> Iterator[Unit]:
         remaining = self.limit
         for unit in units:
-            if unit.items and len(unit.items) > remaining:
-                yield replace(unit, items=unit.items[:remaining], samples=remaining)
+            source = source_for(unit.kind)
+            samples = source.count_samples(unit, remaining + 1)
+            if samples > remaining:
+                yield source.part(unit, 0, remaining)
                 return
             yield unit
-            remaining -= 1 if unit.samples is None else unit.samples
-            if remaining <= 0:
+            remaining -= samples
+            if not remaining:
                 return
 
     def _hit(self, source: str, place: str) -> bool:

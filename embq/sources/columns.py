@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 from embq.core.errors import SourceError
 from embq.sources.reader_options import ALL
@@ -37,11 +40,13 @@ class Column:
         role: "text", "integer", "exact" (a UUID, decimal, date or time, which text gives exactly), "bytes", "image" (a
             struct of bytes and path), "opaque" (with bytes among other values) or "other".
         type: the type's name in the table's own words, for messages.
+        inner: whether it is a field of a struct, named as in doc.text; it is taken only where the user names it.
     """
 
     name: str
     role: str
     type: str
+    inner: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,7 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     metadata = requested
     if ALL in requested:
         taken = set(filter(None, (text, image.name if image else "", key)))
-        metadata = tuple(column.name for column in given if column.name not in taken and column.role in _PLAIN)
+        metadata = tuple(c.name for c in given if not c.inner and c.name not in taken and c.role in _PLAIN)
     else:
         for name in requested:
             _typed(given, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
@@ -119,7 +124,7 @@ def _as_text(column: Column, options: Mapping[str, str]) -> Column:
     called = column.name == options.get("text_column") or (
         column.name.lower() in TEXT_COLUMNS and column.name != options.get("image_column")
     )
-    return replace(column, role="text") if called and column.type in ("binary", "large_binary") else column
+    return replace(column, role="text") if called and column.role == "bytes" else column
 
 
 def refuse_duplicates(chosen: Iterable[str], names: Sequence[str], path: str) -> None:
@@ -140,7 +145,7 @@ def left_out(columns: Sequence[Column], named: Iterable[tuple[str, str]], choice
     """The columns that "*" should have taken as metadata, and that cannot become JSON."""
     if ALL not in dict(named).get("metadata_columns", "").split(","):
         return []
-    return [column for column in columns if column.role not in _PLAIN and column.name not in choice.names]
+    return [c for c in columns if not c.inner and c.role not in _PLAIN and c.name not in choice.names]
 
 
 def shown(columns: Iterable[Column]) -> str:
@@ -152,6 +157,7 @@ def shown(columns: Iterable[Column]) -> str:
 def _image(columns: Sequence[Column], options: Mapping[str, str], path: str) -> Column | None:
     if name := options.get("image_column"):
         return _typed(columns, name, ("bytes", "image", "text"), "--image-column", path)
+    columns = _outer(columns)
     free = [column for column in columns if column.name != options.get("text_column")]
     data = [column for column in free if column.role in ("bytes", "image")]
     by_name = _first(data, IMAGE_COLUMNS) or _first([c for c in free if c.role == "text"], LINK_COLUMNS)
@@ -171,6 +177,7 @@ def _image(columns: Sequence[Column], options: Mapping[str, str], path: str) -> 
 def _text(columns: Sequence[Column], options: Mapping[str, str], path: str, image: str) -> str:
     if name := options.get("text_column"):
         return _typed(columns, name, ("text",), "--text-column", path).name
+    columns = _outer(columns)
     taken = {image, options.get("id_column")}
     texts = [column for column in columns if column.role == "text" and column.name not in taken]
     if by_name := _first(texts, TEXT_COLUMNS):
@@ -186,7 +193,9 @@ def _text(columns: Sequence[Column], options: Mapping[str, str], path: str, imag
         raise SourceError(
             f"{path}: no column of texts or images; it has {shown(columns)}",
             code="missing_column",
-            next_step="name the column with --text-column or --image-column, or leave the file out",
+            next_step=_ONE_ROW_EACH
+            if any(map(_is_list, columns))
+            else "name the column with --text-column or --image-column, or leave the file out",
         )
     return candidates[0].name
 
@@ -201,7 +210,7 @@ def chosen_key(
     """
     if name := options.get("id_column"):
         return _typed(columns, name, _KEYS, "--id-column", path).name
-    free = [column for column in columns if column.name != text]
+    free = [column for column in _outer(columns) if column.name != text]
     if match := _first([column for column in free if column.role in _KEYS], ID_COLUMNS):
         return match.name
     if match := _first([c for c in free if c.name not in taken and c.type != "null"], ID_COLUMNS):
@@ -216,8 +225,35 @@ def chosen_key(
 
 def _first(columns: Sequence[Column], names: Sequence[str]) -> Column | None:
     """The column whose name, in either case, comes first in `names`."""
-    by_name = {column.name.lower(): column for column in reversed(columns)}
-    return next((by_name[name] for name in names if name in by_name), None)
+    by_name = {column.name: column for column in reversed(columns)}
+    name = find_name(by_name, names)
+    return by_name[name] if name else None
+
+
+def find_name(names: dict[str, Any], usual: Sequence[str]) -> str:
+    """The first of `usual`, which are in lower case, that is among `names` in either case, as it is written there."""
+    if usual[0] in names:  # in nearly every line of most files
+        return usual[0]
+    written = {name.lower(): name for name in reversed(names)}
+    return next((name if name in names else written[name] for name in usual if name in written), "")
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The beginning of a next step, "did you mean ...? ", where one of `names` is near to `name`."""
+    short = {other.lower(): other for other in islice(names, 1_000) if len(other) <= 100}
+    near = difflib.get_close_matches(name[:100].lower(), short, n=3)
+    return f"did you mean {' or '.join(repr(short[other]) for other in near)}? " if near else ""
+
+
+def _outer(columns: Sequence[Column]) -> list[Column]:
+    return [column for column in columns if not column.inner]
+
+
+_ONE_ROW_EACH = "give each item of a list a row of its own, as with unnest() of DuckDB or explode() of pandas"
+
+
+def _is_list(column: Column) -> bool:
+    return column.type.partition("<")[0].endswith(("list", "list_view"))
 
 
 def _typed(columns: Sequence[Column], name: str, roles: Sequence[str], option: str, path: str) -> Column:
@@ -227,14 +263,14 @@ def _typed(columns: Sequence[Column], name: str, roles: Sequence[str], option: s
         raise SourceError(
             f"{path}: no column {name!r}; it has {shown(columns)}",
             code="missing_column",
-            next_step=f"check {option}, or leave the file out",
+            next_step=f"{suggestion(name, (c.name for c in columns))}check {option}, or leave the file out",
         )
     if column.role not in roles:
         usable = [other for other in columns if other.role in roles]
         raise SourceError(
             f"{path}: column {name!r} is of type {column.type}; usable: {shown(usable)}",
             code="wrong_column_type",
-            next_step=f"name another column with {option}",
+            next_step=_ONE_ROW_EACH if _is_list(column) else f"name another column with {option}",
         )
     return column
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from codecs import BOM_UTF8
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,6 +55,36 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
     return value
+
+
+class JsonForm(NamedTuple):
+    """Another form of JSON than one object per line, and the command that converts a file of it."""
+
+    what: str
+    command: str
+
+
+def form_of_json(head: bytes) -> JsonForm | None:
+    """The form of a file that begins with `head`; None for one object per line, or no JSON at all."""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    first = text.partition("\n")[0].rstrip()
+    if first == "[" or (first.startswith("[") and first[1:].lstrip().startswith("{")):
+        return JsonForm("a JSON array", "jq -c '.[]' FILE > NEW.jsonl")
+    if not first.startswith("{") or (length := _first_value(first)) == len(first):
+        return None
+    if length and first[length:].strip() == ",":
+        return JsonForm("JSON with a comma after each line", "sed 's/,[[:space:]]*$//' FILE > NEW.jsonl")
+    if _first_value(text) > len(first):
+        return JsonForm("pretty-printed JSON", "jq -c . FILE > NEW.jsonl")
+    return None
+
+
+def _first_value(text: str) -> int:
+    """The length of the JSON value that a text begins with; 0 if there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[1]
+    except (ValueError, RecursionError):
+        return 0
 
 
 def compact_json(fields: dict[str, Any], code: str) -> str:

@@ -78,6 +78,16 @@ class Source(Protocol):
         """
         return unit
 
+    def count_samples(self, unit: Unit, most: int) -> int:
+        """The number of a unit's samples, or `most` if it has more; 1 for a unit that fails as a whole."""
+        return 1 if unit.samples is None else min(most, unit.samples)
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of `samples` samples of a unit from the ordinal `first` on, by default of all from there; the unit
+        itself where its kind cannot be divided.
+        """
+        return unit
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if `first_metadata` can return anything; cheap."""
         return False

@@ -143,18 +143,24 @@ def _kind_of_plugin(name: str) -> str | None:
 
 
 class Listing:
-    """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason."""
+    """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason.
+
+    Attributes:
+        header: the names in the first line of the first .csv, for people.
+    """
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.header = ""
 
     def __str__(self) -> str:
-        """One line, for people; "" for one file alone."""
+        """One line, for people; "" for one file alone that has no header."""
         if not self.left_out and self.taken.total() == 1:
-            return ""
+            return self.header
         taken = ", ".join(f"{format_of(kind)} ({count:,})" for kind, count in self.taken.items())
-        return f"taken: {taken or 'nothing'}; left out: {shown(self.left_out)}"
+        header = f"; {self.header}" if self.header else ""
+        return f"taken: {taken or 'nothing'}; left out: {shown(self.left_out)}{header}"
 
 
 def detect(

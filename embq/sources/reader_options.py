@@ -36,6 +36,7 @@ class ReaderOption:
         separator: between the values of a list in records and units; "" for a single value.
         always_recorded: whether a run records it also if it is empty.
         choices: its values, the default first, which is recorded as ""; () for free text.
+        is_flag: whether it has no value on the command line; it is recorded as "yes".
         name: the field of `ReadOptions`.
     """
 
@@ -46,6 +47,7 @@ class ReaderOption:
     separator: str = ""
     always_recorded: bool = False
     choices: tuple[str, ...] = ()
+    is_flag: bool = False
     name: str = ""
 
     @property
@@ -53,8 +55,10 @@ class ReaderOption:
         """Name of the command line's parameter."""
         return self.flag.lstrip("-").replace("-", "_")
 
-    def parse(self, text: str) -> str | tuple[str, ...]:
+    def parse(self, text: Any) -> str | tuple[str, ...]:
         """The value of an argument on the command line."""
+        if self.is_flag:
+            return "yes" if text else ""
         if not self.separator:
             return "" if self.choices and text == self.choices[0] else text
         return comma_list(text) if self.separator == "," else extension_list(text)
@@ -91,6 +95,7 @@ class ReadOptions:
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         delimiter: character between the fields of a .csv; "" takes the one that its header has.
+        no_header: "yes" takes the first line of a .csv for a row; its columns are called column1, column2, ...
         quotes: "none" takes a quote in a .csv or .tsv for a character like others, "enclose" for what encloses a field;
             "" does so, but for a .tsv of which the rows fit better with "none".
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
@@ -135,6 +140,13 @@ class ReadOptions:
         "Character between the fields of .csv files, or 'tab'.  [found in the header]",
         ("csv",),
         metavar="CHAR",
+    )
+    no_header: str = _option(
+        "",
+        "--no-header",
+        "The first line of .csv files is a row; columns are column1, column2, ...",
+        ("csv",),
+        is_flag=True,
     )
     quotes: str = _option(
         "",

@@ -241,6 +241,24 @@ def test_types_that_json_lacks_become_text_and_none_is_dropped(tmp_path: Path, s
     assert checked(build(tmp_path / "out", [path], metadata_columns=("*",))) == 3
 
 
+@TABLES
+def test_a_time_zone_that_this_machine_does_not_know_costs_nothing(tmp_path: Path, suffix: str) -> None:
+    there = pa.timestamp("ms", "Mars/Olympus")
+    columns = {
+        "id": pa.array([0, 1], there),
+        "at": pa.array([1, None], there),
+        "list": pa.array([[1], None], pa.list_(there)),
+        "object": pa.array([{"at": 1}, None], pa.struct({"at": there})),
+        "map": pa.array([[("at", 1)], None], pa.map_(pa.string(), there)),
+    }
+    path = write(tmp_path / f"t.{suffix}", pa.table({"text": ["a", "b"], **columns}))
+    time = "1970-01-01 00:00:00.001Z"
+    assert metadata_of(path, "*") == [
+        {"at": time, "list": [time], "object": {"at": time}, "map": [["at", time]]},
+        {"at": None, "list": None, "object": None, "map": None},
+    ]
+
+
 def test_columns_that_cannot_become_metadata_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """'*' left columns of bytes out without a word."""
     table = pa.table({"text": ["x"], "binary_flag": [{"binary": True}], "raw": [b"x"], "parts": [[b"x"]]})

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -52,3 +54,85 @@ def test_a_dry_run_gives_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     )
     assert json.loads(told.stdout)["n"] == 40
     assert not (tmp_path / "index").exists()
+
+
+# --- what a code cannot hold, and what has no vectors ---
+
+
+def indexed(folder: Path, *options: str) -> int:
+    return run(["index", str(folder), "--output", str(folder.parent / "index"), "--metric-type", "l2", *options])
+
+
+@pytest.mark.parametrize("options", [[], ["--refine", "none"], ["--index-key", "IVF2,SQbf16"], ["--index-key", "Flat"]])
+def test_numbers_beyond_float16_are_found_where_another_code_holds_them(tmp_path: Path, options: list[str]) -> None:
+    vectors = (np.random.default_rng(1).normal(size=(300, 16)) * 1e6).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", vectors)
+    assert indexed(tmp_path / "in", "--quiet", *options) == 0
+    assert Searcher.open(tmp_path / "index").search(vectors, 1).ids[:, 0].tolist() == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        (["--index-key", "IVF2,SQfp16"], "--index-key with SQbf16 or Flat"),
+        (["--index-key", "IVF2,SQ8", "--refine", "fp16"], "--refine none"),
+        (["--index-key", "IVF2,PQ8x4"], "--refine none"),
+    ],
+)
+def test_a_number_beyond_float16_is_refused_with_the_range_wherever_it_stands(
+    tmp_path: Path, options: list[str], instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors = np.random.default_rng(1).normal(size=(300, 16)).astype(np.float32)
+    vectors[299, 3] = -65_600
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", vectors)
+    assert indexed(tmp_path / "in", *options) == 65
+    told = " ".join(capsys.readouterr().err.split())
+    assert "1 of 300 vectors" in told
+    assert "beyond the range of float16 (65,504)" in told
+    assert instead in told
+    vectors[299, 3] = -65_504
+    np.save(tmp_path / "in" / "a.npy", vectors)
+    assert indexed(tmp_path / "in", *options, "--quiet") == 0
+
+
+def test_rows_for_re_ranking_are_not_kept_where_float16_cannot_hold_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", (np.random.default_rng(1).normal(size=(300, 16)) * 1e6).astype(np.float32))
+    assert indexed(tmp_path / "in", "--index-key", "IVF2,PQ8x4", "--dry-run", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["refine"] == "none"
+    assert "float16 holds 65,504" in " ".join(plan["notes"])
+
+
+@pytest.mark.parametrize("empty", [(0,), (0, 16), (0, 3, 4)])
+def test_a_file_without_vectors_among_others_is_left_out_and_told(
+    tmp_path: Path, empty: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors = np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    for name, array in (("a", np.zeros(empty)), ("b", vectors), ("c", np.zeros(empty))):
+        np.save(tmp_path / "in" / f"{name}.npy", array)
+    assert indexed(tmp_path / "in") == 0
+    assert "files without rows of their own are left out: 2 (a.npy, c.npy)" in " ".join(capsys.readouterr().out.split())
+    assert Searcher.open(tmp_path / "index").search(vectors, 1).ids[:, 0].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64())])
+@pytest.mark.parametrize("missing", [[], None])
+def test_a_row_without_a_vector_is_left_out_where_that_is_wanted(
+    tmp_path: Path, kind: pa.DataType, missing: list[float] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors = np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)
+    rows = [missing, *vectors.tolist()[:10], missing, *vectors.tolist()[10:]]
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"embedding": pa.array(rows, kind)}), tmp_path / "in" / "a.parquet")
+    assert indexed(tmp_path / "in") == 65
+    assert "2 of 22 vectors" in capsys.readouterr().err
+    assert indexed(tmp_path / "in", "--drop-invalid") == 0
+    assert "2 vectors are zero, not finite or missing, and in no list" in " ".join(capsys.readouterr().out.split())
+    found = Searcher.open(tmp_path / "index").search(vectors, 1).ids[:, 0].tolist()
+    assert found == [*range(1, 11), *range(12, 22)]

@@ -20,7 +20,7 @@ from embq.indexer.change.deletes import delete
 from embq.indexer.collection.parts import NAMES
 from embq.indexer.filter import selection
 from embq.indexer.filter.columns import column_values
-from embq.indexer.filter.condition import Condition, read_condition
+from embq.indexer.filter.condition import OPS, Condition, read_condition
 from embq.indexer.filter.selection import Selection, Selections
 from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
 from embq.indexer.searcher import Searcher
@@ -194,6 +194,10 @@ def test_a_condition_that_does_not_fit_the_columns_is_refused_with_its_reason(
         ('label = ""', ("label", "=", "")),
         ("caption contains a = b", ("caption", "contains", "a = b")),
         ("contains contains in", ("contains", "contains", "in")),
+        *((f"`a {op} b = c` {op} 1", ("a {op} b = c".replace("{op}", op), op, "1")) for op in OPS if op != "in"),
+        ("`n in m` in [1]", ("n in m", "in", (1,))),
+        ("`label`=cat", ("label", "=", "cat")),
+        ("`label = cat", ("`label", "=", "cat")),
         ("my column != x", ("my column", "!=", "x")),
         ("label in cat, dog", ("label", "in", ("cat", "dog"))),
         ('label in ["a, b", "c"]', ("label", "in", ("a, b", "c"))),

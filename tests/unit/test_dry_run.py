@@ -99,8 +99,8 @@ def test_chunks_of_texts_are_estimated_from_the_lengths_of_some(tmp_path: Path) 
 
 def test_a_selection_is_shown_before_it_is_sent(tmp_path: Path) -> None:
     write_shards(tmp_path / "in", 6, 20)
-    some = ["-o", tmp_path / "out", "-m", "stub:8", "--exclude", "*3.tar", "--limit", "4"]
-    assert said(tmp_path / "in", *some)["units"] == 4
+    some = ["-o", tmp_path / "out", "-m", "stub:8", "--exclude", "*3.tar", "--limit", "50"]
+    assert (said(tmp_path / "in", *some)["units"], said(tmp_path / "in", *some)["rows"]) == (3, 50)
     assert said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8", "--include", "*3.tar")["units"] == 1
 
 

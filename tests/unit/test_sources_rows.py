@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -221,6 +224,11 @@ def test_a_quote_that_nothing_closes_refuses_its_file_and_no_other(
     [
         ("text\na red car\n".encode("utf-16"), "is UTF-16"),
         ("text\na red car\n".encode("utf-16-le"), "UTF-16 without a mark"),
+        ("text\na red car\n".encode("utf-32"), "is UTF-32.*iconv -f UTF-32 "),
+        ("text\na red car\n".encode("utf-32-le"), "UTF-32 without a mark; iconv -f UTF-32LE"),
+        ("text\na red car\n".encode("utf-32-be"), "UTF-32 without a mark; iconv -f UTF-32BE"),
+        ("text\n\u4f60\u597d\u8054\u901a\u4e16\u754c\n".encode("utf-32-le"), "iconv -f UTF-32LE"),
+        ("text\n\u4f60\u597d\u8054\u901a\u4e16\u754c\n".encode("utf-32-be"), "iconv -f UTF-32BE"),
         (b"\xff\xd8\xff\xe0\x00\x10JFIF\n\x02\n", "binary"),
         ("text\na red car\n".encode("utf-16-be"), "iconv -f UTF-16BE"),
         ("text\ncaf\u00e9\nplain\nna\u00efve \u00e9".encode("latin-1"), "text, but not UTF-8"),
@@ -242,6 +250,62 @@ def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
         list(read(unit, ()))
     assert caught.value.code == "source_damaged"
     assert "; iconv -f " in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.tsv", "t.txt.gz"])
+def test_a_zero_byte_is_a_character_wherever_it_stands(tmp_path: Path, name: str) -> None:
+    lines = [f"a red car {n}" for n in range(300)]
+    lines[1] = lines[299] = "a\0b"
+    data = "".join(
+        (json.dumps({"text": line}) if "json" in name else line) + "\n" for line in ["text", *lines]
+    ).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    (unit,) = plan([str(tmp_path / name)], ReadOptions()).units
+    assert [sample.text for sample in read(unit, ())][-300:] == lines
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    ("data", "command"),
+    [
+        (json.dumps([{"text": "a"}, {"text": "b"}], indent=1), "jq -c '.[]' FILE"),
+        ('[\n {"text": "a"},\n {"text": "b"}\n]\n', "jq -c '.[]' FILE"),
+        (' [{"text": "a"},\r\n{"text": "b"}]', "jq -c '.[]' FILE"),
+        ('[{"text": "a"}]', "jq -c '.[]' FILE"),
+        (json.dumps({"text": "a"}, indent=2) + "\n" + json.dumps({"text": "b"}, indent=2) + "\n", "jq -c . FILE"),
+        ('{"text": "a",\n "n": 1}\n', "jq -c . FILE"),
+        ('{"text": "a"},\n{"text": "b"},\n', "sed 's/,[[:space:]]*$//' FILE"),
+        ('{"text": "a"},\r\n{"text": "b"}\r\n', "sed 's/,[[:space:]]*$//' FILE"),
+    ],
+)
+def test_json_of_another_form_fails_once_with_the_command_that_converts_it(
+    tmp_path: Path, data: str, command: str, packed: Callable[[bytes], bytes]
+) -> None:
+    bad, good = (tmp_path / f"{name}.jsonl{'' if packed is bytes else '.gz'}" for name in ("bad", "good"))
+    bad.write_bytes(packed(data.encode()))
+    good.write_bytes(packed(b'{"text": "one"}\n'))
+    with pytest.raises(SourceError) as caught:
+        plan([str(bad)], ReadOptions())
+    assert f"; {command} > NEW.jsonl converts it" in caught.value.message
+    failing, whole = plan([str(tmp_path)], ReadOptions()).units
+    assert (failing.samples, whole.samples) == (None, 1)
+    with pytest.raises(SourceError) as again:
+        list(read(failing, ()))
+    assert (again.value.message, again.value.code) == (caught.value.message, "table_damaged")
+    if shutil.which("jq") or not command.startswith("jq"):
+        bad.write_text(data)
+        subprocess.run(f"{command} > NEW.jsonl".replace("FILE", bad.name), shell=True, check=True, cwd=tmp_path)
+        (unit,) = plan([str(tmp_path / "NEW.jsonl")], ReadOptions()).units
+        assert all(sample.error is None for sample in read(unit, ()))
+
+
+@pytest.mark.parametrize(
+    "first", [b"[1]", b"[INFO] x", b'{"text": "a"', b'{"text": "a"} {"text": "b"}', b'{"a\nb": 1}']
+)
+def test_a_first_line_that_is_broken_costs_no_other(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / "t.jsonl").write_bytes(first + b'\n{"text": "one"}\n{"text": "two"}\n')
+    (unit,) = plan([str(tmp_path / "t.jsonl")], ReadOptions()).units
+    assert [sample.text for sample in read(unit, ()) if not sample.error] == ["one", "two"]
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t.csv"])

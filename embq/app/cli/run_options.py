@@ -117,9 +117,10 @@ _OPTIONS = (
     *(
         option(
             declared.flag,
+            is_flag=declared.is_flag,
             type=click.Choice(declared.choices) if declared.choices else None,
-            default=declared.choices[0] if declared.choices else "",
-            metavar=None if declared.choices else declared.metavar,
+            default=declared.choices[0] if declared.choices else False if declared.is_flag else "",
+            metavar=None if declared.choices or declared.is_flag else declared.metavar,
             help=declared.help,
         )
         for declared in DECLARED
@@ -148,7 +149,7 @@ _OPTIONS = (
     option(
         "--limit",
         type=click.IntRange(min=1),
-        help="Only the first N images of a folder, units with the first N texts, or N shards.  [all]",
+        help="Only the first N samples.  [all]",
     ),
     section(GENERAL),
 )

@@ -36,6 +36,7 @@ class PlanOptions(TypedDict, total=False):
     image_column: str | None
     metadata_columns: Listed | None
     delimiter: str | None
+    no_header: bool | None
     quotes: Literal["auto", "enclose", "none"] | None
     damaged: Literal["fail", "keep"] | None
     map: str | None

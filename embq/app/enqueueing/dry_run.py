@@ -113,11 +113,10 @@ def _device_hours(estimate: Estimate, cost: Cost | None, report: dict[str, Any])
 
 def _not_measured(estimate: Estimate, cost: Cost) -> str:
     """The sentence if no run has measured a speed, with a command that does."""
-    shards = not estimate.exact and estimate.config.chunking is None
-    limit = 1 if shards else cost.trial_rows
     return (
         f"not known: no run on this machine has measured {estimate.config.spec} in {estimate.config.precision} yet. "
-        f"To measure it, give this command with `--limit {limit} -o TRIAL` in place of --dry-run, then this one again"
+        f"To measure it, give this command with `--limit {cost.trial_rows} -o TRIAL` in place of --dry-run, then "
+        "this one again"
     )
 
 

@@ -21,7 +21,7 @@ from embq.core.process.limits import cores
 from embq.core.storage.beneath import below
 from embq.core.storage.paths import Place
 from embq.indexer.change.growth import holds
-from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.collection.opening import Collection, largest_number, open_collection
 from embq.indexer.collection.remote import RemotePath, located
 from embq.indexer.faiss_file import FaissExport, refuse_existing, write_faiss_file
 from embq.indexer.index_files.files import read_json, to_json
@@ -110,7 +110,10 @@ def built(collection: Collection, options: Mapping[str, Any]) -> Built:
 
 def plan_of(collection: Collection, settings: BuildOptions, *, unit_length: bool) -> IndexPlan:
     """The plan of an index on this machine."""
-    return make_plan(collection.n, collection.dim, settings, unit_length=unit_length, speeds=measure_speeds())
+    largest = 1.0 if collection.unit_length else largest_number(collection)
+    return make_plan(
+        collection.n, collection.dim, settings, unit_length=unit_length, speeds=measure_speeds(), largest=largest
+    )
 
 
 def _tell_of_replacing(current: Version, index: Place) -> None:

@@ -28,7 +28,7 @@ output_option = option(
 )
 overwrite_option = option("--overwrite", is_flag=True, help="Replace what exists already.")
 drop_invalid_option = option(
-    "--drop-invalid", is_flag=True, help="Skip vectors that are zero or not finite, and count them."
+    "--drop-invalid", is_flag=True, help="Skip vectors that are zero, missing or not finite, and count them."
 )
 dry_run_option = option("--dry-run", is_flag=True, help="Print the plan and exit.")
 process_options = option_group(

@@ -145,7 +145,7 @@ class Coverage:
         first = self._ends.get(unit.source, 0)
         if not first:
             return unit.start if unit.kind == "csv" else 0, self._folders[unit.source]  # its header is before
-        if _by_bytes(unit):
+        if unit.kind in SLICED and _by_bytes(unit):
             return self._lines.placed(replace(unit, first=first)).start, first
         return unit.start, first
 

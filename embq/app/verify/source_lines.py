@@ -7,7 +7,7 @@ from dataclasses import replace
 from embq.core.errors import EmbqError
 from embq.core.units import Unit
 from embq.sources.formats.delimited_rows import read_header
-from embq.sources.formats.text_files import open_text, split_lines
+from embq.sources.formats.text_files import open_text, skip_lines, split_lines
 from embq.sources.interface import unwatched
 from embq.sources.kinds import source_for
 
@@ -48,10 +48,7 @@ class SourceLines:
         at, remaining = of.start, line - of.first
         with open_text(of, unwatched) as text:
             text.seek(at)
-            while remaining > 0 and (piece := text.readline(1 << 20)):  # a line may be longer than memory
-                at += len(piece)
-                remaining -= piece.endswith(b"\n")
-        return at
+            return at + skip_lines(text, remaining)
 
     def _placed_rows(self, unit: Unit) -> Unit:
         """Of a table, whose rows may have several lines: found behind those that were found last."""
@@ -60,7 +57,6 @@ class SourceLines:
         if last is None or (last.source, last.etag) != (unit.source, unit.etag) or last.first > unit.first:
             with open_text(unit, unwatched) as text:
                 last = replace(unit, start=read_header(text, unit)[2], first=0)
-        source = source_for(unit.kind)
-        first = source.unit_of_sample(last, unit.first - last.first)
-        self._last = replace(unit, start=first.start, stop=source.unit_of_sample(first, unit.samples - 1).stop)
+        part = source_for(unit.kind).part(last, unit.first - last.first, unit.samples)
+        self._last = replace(unit, start=part.start, stop=part.stop)
         return self._last

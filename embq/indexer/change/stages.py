@@ -39,8 +39,7 @@ def grow(task: Task) -> StageResult:
     base = read_version(task.index, spec.growth.base)
     template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
     block = spec.new_blocks[task.unit.number]
-    metric = base.plan.metric
-    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows), metric=metric)
+    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows), plan=base.plan)
     return StageResult(index_files=files, stats={**stats, "lists": template.nlist})
 
 

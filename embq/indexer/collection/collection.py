@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -251,13 +252,17 @@ class Collection:
                 )
 
 
-def faults(vectors: np.ndarray, metric: str = "cosine") -> np.ndarray:
-    """Vectors that cannot be indexed: bool (n,), True if one is not finite, or has no direction for the cosine.
+def faults(vectors: np.ndarray, metric: str = "cosine", largest: float = math.inf) -> np.ndarray:
+    """Vectors that cannot be indexed: bool (n,), True if one is not finite, has no direction for the cosine, or has a
+    number beyond the largest.
 
     Args:
         vectors: float32 (n, d).
         metric: "cosine", "l2" or "ip"; the distance and the inner product of a vector of zeros are numbers.
+        largest: absolute value of a number that the index can keep.
     """
     squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)  # neither overflows nor vanishes there
     bad: np.ndarray = ~np.isfinite(squares) | ((squares == 0.0) & (metric == "cosine"))
+    if len(long := np.flatnonzero(~bad & (squares > largest**2))):
+        bad[long] = np.abs(vectors[long]).max(axis=1) > largest
     return bad

@@ -56,6 +56,8 @@ def open_matrix(path: FilePath) -> np.ndarray | RemoteMatrix:
         fortran = isinstance(array, np.ndarray) and np.isfortran(array)
     if not isinstance(array, np.ndarray | RemoteMatrix):
         why = "it is an archive of several arrays"
+    elif array.shape[:1] == (0,):  # what numpy writes of an empty list is (0,)
+        return np.empty((0, 0), np.float32)
     elif len(array.shape) != 2:
         why = f"it holds an array of shape {array.shape}, and not one of rows and numbers"
     elif array.dtype.kind != "f":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
@@ -233,14 +233,22 @@ def _format_of(paths: Sequence[FilePath]) -> str:
     return next(iter(first))
 
 
+def largest_number(collection: Collection) -> float:
+    """The largest absolute value of a finite number in the first vectors of parts from everywhere in the collection."""
+    return max(float(np.abs(vectors[np.isfinite(vectors)]).max(initial=0.0)) for vectors in _some_vectors(collection))
+
+
 def _unit_length(collection: Collection) -> bool:
     """True if the first vectors of parts from everywhere in the collection have length 1."""
-    numbers = np.unique(np.linspace(0, len(collection.parts) - 1, UNIT_LENGTH_PARTS).astype(int))
-    squares = []
-    for part in (collection.parts[number] for number in numbers.tolist()):
-        stop = part.first_id + min(part.rows, UNIT_LENGTH_ROWS)
-        for _, vectors in collection.read_vectors(part.first_id, stop):
-            squares.append(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    squares = [np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64) for vectors in _some_vectors(collection)]
     lengths = np.sqrt(np.concatenate(squares))
     looked_at = lengths[np.isfinite(lengths) & (lengths > 0.0)]  # others are counted elsewhere
     return bool(len(looked_at)) and bool((np.abs(looked_at - 1.0) < UNIT_LENGTH_WITHIN).all())
+
+
+def _some_vectors(collection: Collection) -> Iterator[np.ndarray]:
+    numbers = np.unique(np.linspace(0, len(collection.parts) - 1, UNIT_LENGTH_PARTS).astype(int))
+    for part in (collection.parts[number] for number in numbers.tolist()):
+        stop = part.first_id + min(part.rows, UNIT_LENGTH_ROWS)
+        for _, vectors in collection.read_vectors(part.first_id, stop):
+            yield vectors

@@ -153,9 +153,8 @@ def _shape(path: FilePath, file: pq.ParquetFile, column: str) -> Shape:
 
 def _first_length(file: pq.ParquetFile, column: str) -> int:
     for batch in file.iter_batches(batch_size=1, columns=[column]):  # a list may have all values of the file
-        lengths = pc.list_value_length(batch.column(0)).drop_null()
-        if len(lengths):
-            return int(lengths[0].as_py())
+        if length := pc.list_value_length(batch.column(0))[0].as_py():
+            return int(length)
     return 0
 
 
@@ -190,22 +189,19 @@ def rows_of(
 
 
 def matrix_of(lists: pa.Array, dim: int, path: FilePath, row: int) -> np.ndarray:
-    """float32 (n, dim) of a column of lists; NaN if there is no list or no number.
+    """float32 (n, dim) of a column of lists; NaN if there is no list, an empty one or no number.
 
     Args:
         path, row: where the first of them stands, for the error: InputError `mixed_embeddings` if one is longer or
             shorter.
     """
-    lengths = pc.fill_null(pc.list_value_length(lists), dim).to_numpy(zero_copy_only=False)
-    if len(other := np.flatnonzero(lengths != dim)):
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    if len(other := np.flatnonzero((lengths != dim) & (lengths != 0))):
         raise InputError(
             f"{path}: the vector in row {row + int(other[0]):,} has {int(lengths[other[0]])} numbers, not {dim}",
             next_step="take such rows away",
             code="mixed_embeddings",
         )
     matrix = np.full((len(lists), dim), np.nan, np.float32)
-    valid = lists.drop_null()
-    matrix[lists.is_valid().to_numpy(zero_copy_only=False)] = (
-        valid.flatten().to_numpy(zero_copy_only=False).reshape(len(valid), dim)
-    )
+    matrix[lengths == dim] = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
     return matrix

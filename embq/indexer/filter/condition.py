@@ -79,13 +79,15 @@ class Condition:
     def parse(cls, text: str) -> Condition:
         """From text such as `year >= 2020`, `label = cat`, `caption contains a cat`, `label in cat, dog`.
 
-        A value in double quotes is a JSON text: `label = ""`. A list in brackets is JSON: `label in ["a, b", "c"]`.
+        A column in backquotes may have blanks and operators in its name: `` `a = b` = 1 ``. A value in double quotes is
+        a JSON text: `label = ""`. A list in brackets is JSON: `label in ["a, b", "c"]`.
         Raises UsageError if it is no condition.
         """
         match = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
         if match is None:
             raise _usage(f"{text[:100]!r} is no condition")
-        column, op, value = match["column"], match["word"] or match["sign"].replace("==", "="), match["value"].strip()
+        column = match["quoted"] or match["column"]
+        op, value = match["word"] or match["sign"].replace("==", "="), match["value"].strip()
         try:
             if op != "in":
                 return read_condition((column, op, _unquoted(value)))
@@ -128,7 +130,8 @@ def bad_filter(message: str, next_step: str) -> InputError:
 
 _MOST_CHARACTERS = 100_000
 _TEXT = re.compile(
-    r"\s*(?P<column>\S(?:.*?\S)??)(?:\s+(?P<word>contains|in)\s|\s*(?P<sign>!=|<=|>=|==?|<|>))(?P<value>.*)", re.DOTALL
+    r"\s*(?:`(?P<quoted>[^`]+)`|(?P<column>\S(?:.*?\S)??))(?:\s+(?P<word>contains|in)\s|\s*(?P<sign>!=|<=|>=|==?|<|>))(?P<value>.*)",
+    re.DOTALL,
 )
 
 

@@ -171,7 +171,7 @@ def _unusable(text: str, why: str, instead: str) -> UsageError:
 def _unknown(text: str, part: str, lists: int) -> UsageError:
     return UsageError(
         f"--index-key {text}: {part!r} is not known",
-        next_step=f"Write it as IVF{lists},RaBitQ4: lists, then one of Flat, SQfp16, SQ8, SQ6, SQ4, RaBitQ1 to "
+        next_step=f"Write it as IVF{lists},RaBitQ4: lists, then one of Flat, SQfp16, SQbf16, SQ8, SQ6, SQ4, RaBitQ1 to "
         "RaBitQ9, EDEN1 to EDEN9, PQ<pieces>x4 or x8; before them PCAR<dims>, RR<dims> or OPQ<pieces>_<dims>.",
     )
 

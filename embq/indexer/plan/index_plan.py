@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embq.core.errors import InputError
 from embq.core.service.progress_line import duration, size_text
@@ -18,6 +18,10 @@ SCHEMA = 1
 
 RANGE_BYTES = 128 << 20
 """Average size of one range of lists, so that the largest stays below 256 MB where lists differ."""
+
+
+FLOAT16_LARGEST = 65_504.0
+"""Largest number of float16, of which SQfp16 and the rows for re-ranking are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +72,20 @@ class IndexPlan:
     stages: tuple[StageCost, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def largest(self) -> float:
+        """The largest absolute value of a number that the index can keep."""
+        return FLOAT16_LARGEST if self.codec == "SQfp16" or self.refine == "fp16" else math.inf
 
-def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, speeds: Speeds) -> IndexPlan:
+
+def make_plan(
+    n: int, dim: int, options: BuildOptions, *, unit_length: bool, speeds: Speeds, largest: float = 1.0
+) -> IndexPlan:
     """The plan for `n` rows of `dim` dimensions within the options.
 
     Args:
         unit_length: whether the vectors have length 1.
+        largest: absolute value of a number in some of them.
 
     Raises:
         InputError: there is nothing to index (`no_embeddings`), or nothing fits (`index_memory`, `build_memory`); the
@@ -88,6 +100,10 @@ def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, spe
             code="no_embeddings",
         )
     notes: list[str] = []
+    if largest > FLOAT16_LARGEST and options.refine == "auto":
+        held = f"these have numbers up to {largest:,.6g}, float16 holds {FLOAT16_LARGEST:,.0f}"
+        notes.append(f"no rows are kept for re-ranking: {held}")
+        options = replace(options, refine="none")
     key = parse_key(options.index_key, dim=dim, rows=n) if options.index_key is not None else None
     metric = "l2" if options.metric == "l2" else "cosine" if unit_length else "ip"
     choices = list(codec_choices(dim, metric=metric, refine=options.refine != "none"))

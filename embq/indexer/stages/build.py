@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
     """Raise InputError for vectors without a direction, unless --drop-invalid leaves them out."""
     bad = sum(sidecar.stats["bad"] for sidecar in sampled)
     rows = sum(sidecar.stats["rows"] for sidecar in sampled)
-    if bad == rows:
+    if bad == rows and (spec.drop_invalid or math.isinf(spec.plan.largest)):
         raise InputError(
             f"none of the {rows:,} vectors of {spec.collection.root} has a direction: all are zero or not finite",
             next_step="embed them again; `embq verify` checks those of a run",
@@ -191,7 +192,7 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
 
 
 def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: str) -> None:
-    """Raise InputError if vectors are zero or not finite, unless --drop-invalid leaves them out.
+    """Raise InputError if vectors are zero, not finite or beyond float16, unless --drop-invalid leaves them out.
 
     Args:
         units: sidecars of the stage that looked at the vectors.
@@ -200,10 +201,16 @@ def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: st
     """
     if bad and not spec.drop_invalid:
         ids = [id_ for sidecar in units for id_ in sidecar.stats["bad_ids"]][:NAMED]
+        beyond = other = ""
+        if math.isfinite(spec.plan.largest):
+            beyond = f"beyond the range of float16 ({spec.plan.largest:,.0f}), "
+            codec = "--index-key with SQbf16 or Flat" if spec.plan.codec == "SQfp16" else ""
+            rows = "--refine none" if spec.plan.refine == "fp16" else ""
+            other = f"build it with {' and '.join(filter(None, (codec, rows)))} for numbers beyond that range; or "
         raise InputError(
-            f"{bad:,} of {among} vectors of {spec.collection.root} are not finite, or zero and without a cosine; "
-            f"their ids begin with {', '.join(map(str, ids))}",
-            next_step="add --drop-invalid, in Python drop_invalid=True, to leave them out of the index; they keep "
-            "their ids, and are counted",
+            f"{bad:,} of {among} vectors of {spec.collection.root} are not finite, {beyond}or zero and without a cosine"
+            f"; their ids begin with {', '.join(map(str, ids))}",
+            next_step=f"{other}add --drop-invalid, in Python drop_invalid=True, to leave them out of the index; they "
+            "keep their ids, and are counted",
             code="bad_vectors",
         )

@@ -19,6 +19,7 @@ from embq.indexer.index_files.lists import append, empty_lists, read_lists, writ
 from embq.indexer.index_files.template import Template
 from embq.indexer.plan.build_options import parse_recall
 from embq.indexer.plan.costs import BATCH_ROWS
+from embq.indexer.plan.index_plan import IndexPlan
 from embq.indexer.searcher import Searcher
 from embq.indexer.stages.spec import BuildSpec, draft
 from embq.indexer.stages.task import StageResult, Task
@@ -39,7 +40,7 @@ def sample(task: Task) -> StageResult:
     chosen = chosen_ids(spec, block.first_id, block.rows)
     pieces, bad_ids, bad = [], [], 0
     for first_id, vectors in spec.collection.read_vectors(block.first_id, block.first_id + block.rows):
-        wrong = faults(vectors, spec.plan.metric)
+        wrong = faults(vectors, spec.plan.metric, spec.plan.largest)
         bad += int(wrong.sum())
         bad_ids += (first_id + np.flatnonzero(wrong)[:NAMED]).tolist()
         start, stop = np.searchsorted(chosen, [first_id, first_id + len(vectors)])
@@ -84,7 +85,7 @@ def truth(task: Task) -> StageResult:
     block = spec.blocks[task.unit.number]
     sets = read_queries(task.file("queries", 0, "queries"))
     path = task.temporary("npz")
-    block_truth(spec.collection, block, sets, metric=spec.plan.metric, path=path)
+    block_truth(spec.collection, block, sets, metric=spec.plan.metric, largest=spec.plan.largest, path=path)
     return StageResult(work={"truth": path}, stats={"rows": block.rows})
 
 
@@ -94,13 +95,13 @@ def add(task: Task) -> StageResult:
     template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
     block = spec.blocks[task.unit.number]
     rows = spec.plan.refine != "none"
-    files, stats = add_block(task, spec.collection, block, template, rows=rows, metric=spec.plan.metric)
+    files, stats = add_block(task, spec.collection, block, template, rows=rows, plan=spec.plan)
     lists = files.pop("lists")
     return StageResult(index_files=files, work={"lists": lists}, stats=stats)
 
 
 def add_block(
-    task: Task, collection: Collection, block: Block, template: Template, *, rows: bool, metric: str
+    task: Task, collection: Collection, block: Block, template: Template, *, rows: bool, plan: IndexPlan
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     """Encode the rows of a block; returns the temporary files by their roles, and statistics.
 
@@ -122,7 +123,7 @@ def add_block(
             if rows:
                 with np.errstate(over="ignore", invalid="ignore"):
                     file.write(np.ascontiguousarray(vectors.astype(np.float16)).data)
-            good = ~faults(vectors, metric)
+            good = ~faults(vectors, plan.metric, plan.largest)
             ids = first_id + np.flatnonzero(good)
             bad_ids = [*bad_ids, *(first_id + np.flatnonzero(~good)).tolist()][:NAMED]
             valid = vectors if good.all() else vectors[good]

@@ -236,7 +236,12 @@ def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
             "alone they are faster"
         )
     if version.excluded:
-        notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
+        notes.append(
+            f"{version.excluded:,} vectors are zero, not finite or missing, and in no list; they keep their ids"
+        )
+    if empty := spec.collection.empty:
+        names = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+        notes.append(f"files without rows of their own are left out: {len(empty):,} ({names})")
     if not spec.collection.complete:
         notes.append("the run is not finished: its later rows are not in this index")
     return notes

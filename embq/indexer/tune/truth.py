@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ def nearest(
     batches: Iterable[tuple[int, np.ndarray]],
     *,
     metric: str,
+    largest: float = math.inf,
     depth: int = TRUTH_DEPTH,
 ) -> Truth:
     """The nearest of the given rows for each query. Vectors without a direction are no answers.
@@ -38,6 +40,7 @@ def nearest(
         own: int64 (q,): the row that a query is itself, which is no answer to it; -1 if it is none.
         batches: (first id, float32 (m, d)).
         metric: "cosine", "l2" or "ip".
+        largest: as of `faults`; vectors that the index leaves out are no answers.
 
     `set_threads` bounds the threads of faiss. Memory beyond the batches: two tables of (q, depth + 1).
     """
@@ -47,7 +50,7 @@ def nearest(
     best = _nothing(len(queries), depth, metric, queries)
     for first_id, vectors in batches:
         ids = np.arange(first_id, first_id + len(vectors))
-        if (bad := faults(vectors, metric)).any():
+        if (bad := faults(vectors, metric, largest)).any():
             ids, vectors = ids[~bad], vectors[~bad]
         if not len(ids):
             continue
@@ -74,14 +77,21 @@ def merged(truths: Sequence[Truth], *, depth: int = TRUTH_DEPTH) -> Truth:
 
 
 def block_truth(
-    collection: Collection, block: Block, sets: Sequence[QuerySet], *, metric: str, path: Path, depth: int = TRUTH_DEPTH
+    collection: Collection,
+    block: Block,
+    sets: Sequence[QuerySet],
+    *,
+    metric: str,
+    path: Path,
+    largest: float = math.inf,
+    depth: int = TRUTH_DEPTH,
 ) -> None:
     """Write the truth of one block for all query sets, in their order, to `path`."""
     rows = max(1024, TILE_BYTES // (4 * collection.dim))
     batches = collection.read_vectors(block.first_id, block.first_id + block.rows, batch_rows=rows)
     queries = np.concatenate([np.empty((0, collection.dim), np.float32), *(drawn.vectors for drawn in sets)])
     own = np.concatenate([np.empty(0, np.int64), *(drawn.own for drawn in sets)])
-    truth = nearest(queries, own, batches if len(queries) else (), metric=metric, depth=depth)
+    truth = nearest(queries, own, batches if len(queries) else (), metric=metric, largest=largest, depth=depth)
     with open(path, "wb") as file:
         np.savez(file, ids=truth.ids, scores=truth.scores, tolerance=np.float64(truth.tolerance))
 

@@ -72,8 +72,11 @@ class ArrowTable:
     def _from(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         from pyarrow import ipc
 
+        from embq.sources.formats.arrow_values import outer_name
+
         if self._is_file:
-            fields = [self._schema.get_field_index(name) for name in names]
+            outer = dict.fromkeys(outer_name(self._schema, name) for name in names)
+            fields = [self._schema.get_field_index(name) for name in outer]
             options = ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             self._file.seek(0)
             reader = ipc.open_file(self._file, options=options)

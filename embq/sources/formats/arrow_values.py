@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,15 +36,15 @@ def values_of(batch: pa.RecordBatch, choice: ChosenColumns) -> Values:
     nothing: list[bytes | None] = [None] * batch.num_rows
     images, links = nothing, nothing
     if choice.is_link:
-        links = _bytes_of(batch.column(choice.image))
+        links = _bytes_of(_column(batch, choice.image))
     elif choice.image:
-        images, links = _images_of(batch.column(choice.image))
+        images, links = _images_of(_column(batch, choice.image))
     return Values(
-        keys=_keys_of(batch.column(choice.key)) if choice.key else nothing,
-        texts=_bytes_of(batch.column(choice.text)) if choice.text else nothing,
+        keys=_keys_of(_column(batch, choice.key)) if choice.key else nothing,
+        texts=_texts_of(_column(batch, choice.text)) if choice.text else nothing,
         images=images,
         links=links,
-        metadata={name: _values_of(batch.column(name)) for name in choice.metadata},
+        metadata={name: _values_of(_column(batch, name)) for name in choice.metadata},
     )
 
 
@@ -95,8 +95,38 @@ _BYTES_OF = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.
 
 
 def columns_of(schema: pa.Schema) -> list[Column]:
-    """The columns of a table as `embq.sources.columns` sees them."""
-    return [Column(name=field.name, role=_role(field.type), type=_short(str(field.type))) for field in schema]
+    """The columns of a table as `embq.sources.columns` sees them, and behind them the fields of its structs."""
+    inner = islice(((name, kind) for name, kind in _inner_fields(schema, "", _MAX_DEPTH)), _MAX_INNER)
+    named = [(field.name, field.type, False) for field in schema]
+    named += [(name, kind, True) for name, kind in inner if name not in schema.names]
+    return [Column(name=name, role=_role(kind), type=_short(str(kind)), inner=inner) for name, kind, inner in named]
+
+
+_MAX_INNER, _MAX_DEPTH = 10_000, 8
+"""Fields of structs that can be named, and the names that lead to one."""
+
+
+def _inner_fields(fields: Iterable[pa.Field], above: str, depth: int) -> Iterator[tuple[str, pa.DataType]]:
+    for field in fields:
+        if above:
+            yield above + field.name, field.type
+        if pa.types.is_struct(field.type) and depth > 1:
+            yield from _inner_fields(field.type, f"{above}{field.name}.", depth - 1)
+
+
+def outer_name(schema: pa.Schema, name: str) -> str:
+    """The column of a table that holds what `columns_of` calls `name`."""
+    return name if name in schema.names else next(outer for outer in schema.names if name.startswith(f"{outer}."))
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """The column of that name, or the field of a struct, which is null where the struct is."""
+    outer = outer_name(batch.schema, name)
+    column = batch.column(outer)
+    while outer != name:
+        field = next(f.name for f in column.type if f"{name}.".startswith(f"{outer}.{f.name}."))
+        outer, column = f"{outer}.{field}", pc.struct_field(column, field)
+    return column
 
 
 def _short(text: str) -> str:
@@ -168,6 +198,15 @@ def _bytes_of(column: pa.Array) -> list[bytes | None]:
     return values
 
 
+def _texts_of(column: pa.Array) -> list[bytes | None]:
+    """The values of a column of texts, without the zeros that fill those of a fixed length."""
+    column = _plain(column)
+    values = _bytes_of(column)
+    if pa.types.is_fixed_size_binary(column.type):
+        return [value if value is None else value.rstrip(b"\0") for value in values]
+    return values
+
+
 def _images_of(column: pa.Array) -> tuple[list[bytes | None], list[bytes | None]]:
     """The bytes, and if there are none the paths, of a column of bytes or of structs {bytes, path}."""
     column = _plain(column)
@@ -199,17 +238,34 @@ def _values_of(column: pa.Array) -> list[Any]:
         return [None if mdn is None else f"P{mdn[0]}M{mdn[1]}DT{_seconds(mdn[2], 9)}" for mdn in column.to_pylist()]
     if pa.types.is_struct(kind):
         return _objects_of(column)
-    if isinstance(column, _LISTS) and not pa.types.is_map(kind):
+    if pa.types.is_map(kind):
+        ends = column.offsets.to_pylist()
+        keys, items = (_values_of(part[ends[0] : ends[-1]]) for part in (column.keys, column.items))
+        pairs = list(zip(keys, items, strict=True))
+        rows = (pairs[start - ends[0] : stop - ends[0]] for start, stop in pairwise(ends))
+        return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+    if isinstance(column, _LISTS):
         inner = iter(_values_of(column.flatten()))
         lengths = pc.list_value_length(column).to_pylist()
         return [None if length is None else list(islice(inner, length)) for length in lengths]
     if pa.types.is_temporal(kind):
-        column = column.cast(pa.string())
+        return _times_of(column)
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
         values = [_value_of(column[row]) for row in range(len(column))]
     return values
+
+
+def _times_of(column: pa.Array) -> list[str | None]:
+    """Times as text; in UTC where this machine does not know their zone, as in a container without tzdata."""
+    try:
+        return list(column.cast(pa.string()).to_pylist())
+    except pa.ArrowInvalid:
+        if getattr(column.type, "tz", None) is None:
+            raise
+        times = column.cast(pa.timestamp(column.type.unit)).cast(pa.string()).to_pylist()
+        return [None if time is None else f"{time}Z" for time in times]
 
 
 _LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)

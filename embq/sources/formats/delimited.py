@@ -17,10 +17,12 @@ from embq.sources.access.files import require_same
 from embq.sources.columns import ChosenColumns, Column, choose, refuse_duplicates
 from embq.sources.decode import decode_text
 from embq.sources.formats.delimited_rows import (
+    NO_HEADER,
     OPTION,
     QUOTES,
     QuotesAreCharacters,
     Row,
+    at_first_row,
     read_header,
     require_enclosing,
     split_rows,
@@ -52,6 +54,11 @@ class DelimitedSource(Source):
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
             return _choice(read_header(text, unit)[0], unit).modalities
 
+    def header(self, path: str, options: ReadOptions) -> list[str]:
+        """The names in the first line of a file; none if that is a row."""
+        with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
+            return [] if options.no_header else read_header(text, unit)[0]
+
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
 
@@ -60,12 +67,13 @@ class DelimitedSource(Source):
         unit = Unit(kind=self.kind, source=path, options=options.columns)
         first = 0
         try:
-            with open_planned(unit) as (unit, text):
-                names, delimiter, behind = read_header(text, unit)
+            with open_planned(unit) as (unit, head):
+                names, delimiter, behind = read_header(head, unit)
                 unit = with_option(unit, OPTION, delimiter)
                 on_quote = None if options.quotes else partial(require_enclosing, unit)
-                parsed = split_rows(text, unit, behind, delimiter, len(names), on_quote)
-                cuts = whole_first(unit, _cuts(parsed, behind, options.unit_samples, options.unit_bytes))
+                with at_first_row(head, unit, behind) as text:
+                    parsed = split_rows(text, unit, behind, delimiter, len(names), on_quote)
+                    cuts = whole_first(unit, _cuts(parsed, behind, options.unit_samples, options.unit_bytes))
                 try:
                     _choice(names, unit)
                 except SourceError as error:
@@ -109,13 +117,19 @@ class DelimitedSource(Source):
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row, which is found by reading those before it; the unit if it has fewer."""
+        part = self.part(unit, ordinal, 1)
+        return part if part.stop > part.start else unit
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows, which are found by reading those before them."""
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            cuts = _cuts(split_rows(text, unit, unit.start, delimiter, len(names)), unit.start, 1, 0)
-            for start, stop, _ in islice(cuts, ordinal, ordinal + 1):
-                return replace(unit, start=start, stop=stop, first=unit.first + ordinal, samples=1)
-        return unit
+            ends = (end for end, _ in split_rows(text, unit, unit.start, delimiter, len(names)))
+            start = max(islice(ends, first), default=unit.start)
+            stop = unit.stop if samples is None else max(islice(ends, samples), default=start)
+        taken = (unit.samples or 0) - first if samples is None else samples
+        return replace(unit, start=start, stop=stop, first=unit.first + first, samples=taken)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Every other column is metadata, unless the user names some."""
@@ -134,7 +148,7 @@ class DelimitedSource(Source):
 
 
 def _header_of(unit: Unit) -> tuple[list[str], str]:
-    named = tuple(pair for pair in unit.options if pair[0] in (OPTION, QUOTES))
+    named = tuple(pair for pair in unit.options if pair[0] in (OPTION, QUOTES, NO_HEADER))
     return _header(Unit(kind=unit.kind, source=unit.source, etag=unit.etag, options=named))
 
 
@@ -150,7 +164,12 @@ def _header(unit: Unit) -> tuple[list[str], str]:
 def _choice(names: list[str], unit: Unit) -> ChosenColumns:
     """The chosen columns; all others become metadata unless the user named some."""
     columns = [Column(name=name, role="text", type="text") for name in names]
-    choice = choose(columns, unit.options, unit.source)
+    try:
+        choice = choose(columns, unit.options, unit.source)
+    except SourceError as error:
+        if NO_HEADER not in dict(unit.options):
+            error.next_step += "; where its first line is no header, add --no-header"
+        raise
     if choice.metadata:
         return choice
     rest = tuple(name for name in names if name not in choice.names)

@@ -7,6 +7,7 @@ import re
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Literal
@@ -16,10 +17,11 @@ from embq.core.process.limits import decoded_bytes
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
 from embq.sources.access.urls import path_of
+from embq.sources.columns import LINK_COLUMNS, TEXT_COLUMNS
 from embq.sources.decode import decode_text
 from embq.sources.formats.compressed import SUFFIXES as COMPRESSED
-from embq.sources.formats.text_files import HEAD_BYTES, Text, open_planned, refuse_encoding, skip_line
-from embq.sources.interface import SAMPLE_MAX_BYTES
+from embq.sources.formats.text_files import HEAD_BYTES, Text, open_planned, open_text, refuse_encoding, skip_line
+from embq.sources.interface import SAMPLE_MAX_BYTES, unwatched
 
 FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
 """A longer field or line makes its row a `bad_csv`; between this and `SAMPLE_MAX_BYTES` it is `too_large`."""
@@ -36,6 +38,9 @@ _MARK = BOM_UTF8.decode("latin-1")
 
 DELIMITERS = ",;\t|^~\x01\x1f"
 """Looked for in the header, outside quotes."""
+
+_WEAK_DELIMITERS = ": "
+"""Taken where the header has none of the others, a usual name between these, and every first row as many fields."""
 
 OPTION = "delimiter"
 """Option of units: the delimiter of their file, named by the user or found when the run was planned."""
@@ -57,23 +62,31 @@ QUOTED_BYTES = 8 << 20
 QUOTES = "quotes"
 """Option of units: "none" where quotes are characters like others, as the user says or the rows of a .tsv."""
 
+NO_HEADER = "no_header"
+"""Option of units: "yes" for a file whose first line is a row."""
+
 Row = list[str] | str
 """The fields of a row, each character one byte; or the reason why it cannot be split."""
 
 
 def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
-    """The names of the columns, the delimiter, and the offset behind the header."""
+    """The names of the columns, the delimiter, and the offset of the first row."""
     lines, path = _Lines(text, 0, unit.source), unit.source
     try:
         refuse_encoding(path, text.peek(HEAD_BYTES))
-        line = next(lines, "").removeprefix(_MARK)
+        marked = next(lines, "")
+        line = marked.removeprefix(_MARK)
+        start = len(marked) - len(line)
         named = dict(unit.options).get(OPTION, "")
         if excel := _NAMED.fullmatch(line):
+            start = lines.offset
             line, named = next(lines, ""), named or excel[1]
         delimiter = _checked(named) if named else _delimiter_in(line, unit)
         if line.count(delimiter) >= COLUMNS_MAX:
             raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True, quoting=_quoting(unit)), [])
+        if fields and NO_HEADER in dict(unit.options):
+            return [f"column{number}" for number in range(1, len(fields) + 1)], delimiter, start
         names = [decode_text(field.encode("latin-1")) for field in fields]
         if not names:
             raise csv.Error("it is blank")
@@ -87,10 +100,21 @@ def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
     return names, delimiter, lines.offset
 
 
+@contextmanager
+def at_first_row(text: Text, unit: Unit, start: int) -> Iterator[Text]:
+    """The text, which stands behind the header, or another one at `start` if its first line is a row."""
+    if NO_HEADER not in dict(unit.options):
+        yield text
+        return
+    with open_text(unit, unwatched) as again:  # compressed texts are read forwards only
+        again.seek(start)
+        yield again
+
+
 def _checked(named: str) -> str:
     """The delimiter that a user or a file names; UsageError if fields cannot be separated by it."""
     delimiter = "\t" if named in ("tab", "\\t") else named
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0 ':
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise UsageError(
             f"{named!r} is no delimiter of fields", next_step="give --delimiter one ASCII character, or 'tab'"
         )
@@ -104,7 +128,7 @@ def _delimiter_in(header: str, unit: Unit) -> str:
     bare = _QUOTED.sub("", header)
     candidates = [delimiter for delimiter in DELIMITERS if delimiter in bare]
     if len(candidates) > 1:
-        fitting = [delimiter for delimiter in candidates if _fits(delimiter, unit)]
+        fitting = [delimiter for delimiter in candidates if _fitting(delimiter, unit) > 0.5]
         if len(fitting) != 1:
             raise SourceError(
                 f"{unit.source}: its columns may be separated by any of {' '.join(map(repr, fitting or candidates))}",
@@ -112,16 +136,26 @@ def _delimiter_in(header: str, unit: Unit) -> str:
                 next_step="name the delimiter with --delimiter",
             )
         candidates = fitting
+    weak = () if candidates or NO_HEADER in dict(unit.options) else _WEAK_DELIMITERS
+    usual = {*TEXT_COLUMNS, *LINK_COLUMNS, *(value for name, value in unit.options if name.endswith("_column"))}
+    candidates += [
+        delimiter
+        for delimiter in weak
+        if 0 < bare.count(delimiter) < COLUMNS_MAX
+        and any(name in usual or name.lower() in usual for name in bare.rstrip().split(delimiter))
+        and _fitting(delimiter, unit) == 1
+    ]
     return candidates[0] if candidates else ","
 
 
-def _fits(delimiter: str, unit: Unit) -> bool:
-    """True if most of the first rows have as many fields as the header by this delimiter."""
+def _fitting(delimiter: str, unit: Unit) -> float:
+    """The part of the first rows that have as many fields as the header by this delimiter."""
     with open_planned(with_option(unit, OPTION, delimiter)) as (now, text):
         names, _, behind = read_header(text, now)
-        rows = islice(split_rows(text, unit, behind, delimiter, len(names)), _SNIFFED_ROWS)
-        fits = [isinstance(row, list) and len(row) == len(names) for _, row in rows]
-    return 2 * sum(fits) > len(fits)
+        with at_first_row(text, now, behind) as rows_text:
+            rows = islice(split_rows(rows_text, unit, behind, delimiter, len(names)), _SNIFFED_ROWS)
+            fits = [isinstance(row, list) and len(row) == len(names) for _, row in rows]
+    return sum(fits) / max(1, len(fits))
 
 
 class QuotesAreCharacters(Exception):
@@ -141,8 +175,9 @@ def _misfits(unit: Unit, start: int) -> int:
     try:
         with open_planned(unit) as (_, text):
             names, delimiter, _ = read_header(text, unit)
-            if bare and any(map(_ENCLOSED.fullmatch, names)):
-                return sys.maxsize
+        if bare and any(map(_ENCLOSED.fullmatch, names)):
+            return sys.maxsize
+        with open_planned(unit) as (_, text):
             text.seek(start)
             for stop, row in split_rows(text, unit, start, delimiter, len(names)):
                 count += (
@@ -176,12 +211,20 @@ class _Lines:
         lines: that were given of this row: set to 0 before each row.
 
     Args:
+        delimiters: those that the fields of a line may have.
         on_quote: called once with `begun`, at the first line with a quote.
     """
 
-    def __init__(self, text: Text, offset: int, path: str, on_quote: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        text: Text,
+        offset: int,
+        path: str,
+        delimiters: str = DELIMITERS,
+        on_quote: Callable[[int], None] | None = None,
+    ) -> None:
         self.offset = self.begun = offset
-        self._text, self._path, self._on_quote = text, path, on_quote
+        self._text, self._path, self._delimiters, self._on_quote = text, path, delimiters, on_quote
         self.lines = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -209,7 +252,7 @@ class _Lines:
             )
         if (
             len(line) > _MANY_FIELDS
-            and _FIELD_BYTES * sum(map(line.count, map(str.encode, DELIMITERS))) > decoded_bytes()
+            and _FIELD_BYTES * sum(map(line.count, map(str.encode, self._delimiters))) > decoded_bytes()
         ):
             raise csv.Error("a line has more fields than a reader has memory for here")
         return line.decode("latin-1")
@@ -229,7 +272,7 @@ def split_rows(
 ) -> Iterator[tuple[int, Row]]:
     """(offset behind it, fields) of each row from `offset` on, where `text` stands; `on_quote` as `_Lines` has it."""
     csv.field_size_limit(FIELD_MAX_BYTES)  # of the whole process; its default is 128 kB
-    lines = _Lines(text, offset, unit.source, on_quote)
+    lines = _Lines(text, offset, unit.source, delimiter, on_quote)
     reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=_quoting(unit))
     while True:
         lines.begun, lines.lines = lines.offset, 0

@@ -102,6 +102,21 @@ class Hdf5Source(Source):
                         yield samples.sample(choice, identity=_key(key), text=bytes(value), image=None, fields={})
                 start = 0
 
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows."""
+        taken = (unit.samples or 0) - first if samples is None else samples
+        items: list[tuple[str, int]] = []
+        start = at = unit.start
+        to_skip, to_take = first, taken
+        for path, rows in unit.items:
+            skipped = min(rows, to_skip)
+            of_dataset = min(rows - skipped, to_take)
+            if of_dataset:
+                start = start if items else at + skipped
+                items.append((path, of_dataset))
+            at, to_skip, to_take = 0, to_skip - skipped, to_take - of_dataset
+        return replace(unit, start=start, first=unit.first + first, samples=taken, items=tuple(items))
+
     def _unit_of_file(self, path: str, options: ReadOptions) -> Unit:
         named = tuple(sorted((*options.columns, KEYS_BY_DATASET)))
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named)

@@ -130,7 +130,10 @@ def _only(datasets: Sequence[Dataset], families: dict[str, list[Dataset]], ids: 
 def _ids(datasets: Sequence[Dataset], chosen: Sequence[Dataset], id_name: str, unit: Unit) -> str:
     """The name of the ids that stand beside every chosen dataset, with as many rows."""
     by_path = {entry.path: entry for entry in datasets if entry.role in ("text", "integer")}
-    names = [id_name] if id_name else [form for name in ID_COLUMNS for form in (name, f"{name}s")]
+    paths = [entry.path.rpartition("/") for entry in datasets]
+    written = {name.lower(): name for group, _, name in paths if group == chosen[0].path.rpartition("/")[0]}
+    forms = [form for name in ID_COLUMNS for form in (name, f"{name}s")]
+    names = [id_name] if id_name else [name for form in forms for name in (form, written.get(form, form))]
     for name in names:
         beside = [by_path.get(beside_of(entry.path, name)) for entry in chosen]
         if all(

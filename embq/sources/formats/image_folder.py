@@ -23,7 +23,7 @@ from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json, j
 from embq.sources.access import listings
 from embq.sources.access.files import check_inside, join, read_inside, source_errors
 from embq.sources.access.ranged_reads import fetch_all
-from embq.sources.columns import TEXT_COLUMNS
+from embq.sources.columns import TEXT_COLUMNS, find_name
 from embq.sources.decode import decode_file, decode_metadata
 from embq.sources.extensions import ALL, Extensions, extensions_of
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
@@ -97,6 +97,11 @@ class FilesSource(Source):
             contents = repeat(_local_content(unit.source, on_progress, images=images))
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
             yield _sample(ordinal, relative, size, extensions, content)
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its files."""
+        items = unit.items[first : None if samples is None else first + samples]
+        return replace(unit, first=unit.first + first, samples=len(items), items=items)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
@@ -199,8 +204,8 @@ def _fields_of(relative: str, content: _Content) -> tuple[str | None, dict[str, 
     for file in metadata_files_of(relative):
         if (data := content(file, None)) is not None:
             fields = dict(_parsed(file, data).get(relative.removeprefix(file[: file.rfind("/") + 1]), {}))
-            name = next((column for column in TEXT_COLUMNS if isinstance(fields.get(column), str)), "")
-            return fields.pop(name, None), fields
+            texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+            return fields.pop(find_name(texts, TEXT_COLUMNS), None), fields
     return None, {}
 
 

@@ -16,9 +16,17 @@ from typing import Any, NamedTuple
 from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit, is_unicode
 from embq.sources.access.files import name_of
-from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key
-from embq.sources.decode import compact_json, decode_text, parse_object
-from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
+from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key, find_name, suggestion
+from embq.sources.decode import compact_json, decode_text, form_of_json, parse_object
+from embq.sources.formats.text_files import (
+    HEAD_BYTES,
+    open_planned,
+    open_text,
+    part_of_lines,
+    read_lines,
+    refuse_head,
+    split_lines,
+)
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.reader_options import ALL, ReadOptions
 from embq.sources.unusable import COMPRESSION_CODES
@@ -45,6 +53,10 @@ class LinesSource(Source):
                 error = (problem.code, problem.message)
             yield Sample(ordinal=ordinal, key=key, text=text, error=error)
 
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its lines, which are found by reading those before them."""
+        return part_of_lines(unit, first, samples)
+
 
 class JsonLinesSource(Source):
     """One JSON object per line: a text, perhaps an id, and further fields, which become metadata.
@@ -59,26 +71,28 @@ class JsonLinesSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts. A field that the user named must be in one of the first lines.
 
-        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats.
-        A damaged file fails when it is read.
+        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats,
+        `table_damaged` for JSON of another form. A damaged file fails when it is read.
         """
-        named = {"--text-column": options.text_column, "--id-column": options.id_column}
+        named = [("--text-column", options.text_column), ("--id-column", options.id_column)]
+        named += [("--metadata-columns", name) for name in options.metadata_columns if name != ALL]
         try:
-            counts, floats = _first_fields(path)
-        except SourceError:
-            if any(named.values()):
+            counts, floats = _first_fields(path, [name for _, name in named])
+        except SourceError as error:
+            if any(name for _, name in named) or error.code == "table_damaged":
                 raise
             return self.modalities
-        for option, name in named.items():
-            if name and counts and name not in counts:
+        for option, name in named:
+            if name and counts and not counts[name]:
                 summary = ", ".join(f"{field} ({count:,})" for field, count in counts.most_common(20))
                 raise SourceError(
                     f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {summary}",
                     code="missing_column",
-                    next_step=f"check {option}, or leave the file out",
+                    next_step=f"{suggestion(name, counts)}check {option}, or leave the file out"
+                    + ("; '*' keeps all fields" if option == "--metadata-columns" else ""),
                 )
         columns = _Columns.of(dict(options.columns))
-        identity = next((name for name in columns.ids if name in counts), "")
+        identity = columns.id or find_name(counts, ID_COLUMNS)
         if identity in floats and identity not in (columns.metadata_names or ()):
             chosen_key([Column(name=identity, role="other", type="float")], {}, path)
         return self.modalities
@@ -100,6 +114,10 @@ class JsonLinesSource(Source):
             keys.add(sample.key)
             yield sample
 
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its lines, which are found by reading those before them."""
+        return part_of_lines(unit, first, samples)
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """True for any file that was planned: only its lines tell."""
         return unit.samples is not None
@@ -115,15 +133,17 @@ _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
 """Part of a file that is read to find its fields; it ends with whichever bound comes first."""
 
 
-def _first_fields(path: str) -> tuple[Counter[str], set[str]]:
+def _first_fields(path: str, named: Sequence[str]) -> tuple[Counter[str], set[str]]:
     """The fields of the first lines, with the number of lines that have each, and those that hold a float.
 
-    Lines that are no objects have none.
+    Lines that are no objects have none. Of fields in objects those that the user named are counted.
     """
     counts: Counter[str] = Counter()
     floats: set[str] = set()
     try:
-        with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
+        with open_planned(Unit(kind="jsonl", source=path)) as (unit, file):
+            if form_of_json(head := file.peek(HEAD_BYTES)) is not None:
+                refuse_head(unit, head)
             remaining = _LOOK_BYTES
             for number in range(_LOOK_LINES):
                 line = file.readline(remaining)
@@ -134,6 +154,7 @@ def _first_fields(path: str) -> tuple[Counter[str], set[str]]:
                 with suppress(SampleError):
                     fields = parse_object(decode_text(line), "bad_json")
                     counts.update(fields.keys())
+                    counts.update(name for name in named if name not in fields and _value(fields, name) is not None)
                     floats.update(name for name, value in fields.items() if isinstance(value, float))
     except SourceError as error:
         if error.code not in COMPRESSION_CODES:
@@ -171,68 +192,80 @@ def _problem_of(text: str) -> tuple[str, str] | None:
 
 
 class _Columns(NamedTuple):
-    """Fields that a line's text and id may come from, in this order, and those that become metadata.
+    """Fields that the user named, and those that become metadata.
 
     Attributes:
-        needs_id: a line without one is a failure.
+        text, id: "" for the first of the usual ones that a line has. A line without a named id is a failure.
         metadata_names: None for all that are left.
     """
 
-    texts: Sequence[str]
-    ids: Sequence[str]
-    needs_id: bool
+    text: str
+    id: str
     metadata_names: frozenset[str] | None
 
     @classmethod
     def of(cls, named: Mapping[str, str]) -> _Columns:
         """Those that a unit's options name, or the usual ones."""
-        text, identity = named.get("text_column", ""), named.get("id_column", "")
         names = frozenset(named.get("metadata_columns", ALL).split(","))
-        return cls(
-            (text,) if text else TEXT_COLUMNS,
-            (identity,) if identity else ID_COLUMNS,
-            bool(identity),
-            None if ALL in names else names,
-        )
+        return cls(named.get("text_column", ""), named.get("id_column", ""), None if ALL in names else names)
 
 
 def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sample:
     """The sample of one line. An error found after the id was read carries the id as its key."""
-    text_name = id_name = ""
     try:
         decoded = _decode_line(line)
         if not decoded or decoded.isspace():
             raise SampleError("empty_text", "the line is blank")
         fields = parse_object(decoded, "bad_json")
-        for text_name in columns.texts:
-            if text_name in fields:
-                break
-        for id_name in columns.ids:
-            if columns.needs_id or (id_name in fields and id_name != text_name):
-                break
-        else:
-            id_name = ""
-        identity, text = fields.get(id_name) if id_name else None, fields.get(text_name)
+        text_name = columns.text or find_name(fields, TEXT_COLUMNS)
+        id_name = columns.id or find_name(fields, ID_COLUMNS)
+        if id_name == text_name and not columns.id:
+            id_name = find_name({name: 0 for name in fields if name != text_name}, ID_COLUMNS)
+        identity, text = _value(fields, id_name) if id_name else None, _value(fields, text_name) if text_name else None
         if (isinstance(identity, str) and identity) or type(identity) is int:
             key = str(identity)
-        elif columns.needs_id or (isinstance(identity, float) and id_name not in (columns.metadata_names or ())):
+        elif columns.id or (isinstance(identity, float) and id_name not in (columns.metadata_names or ())):
             raise SampleError("missing_id", f"no string or integer in {id_name!r}; {_line_fields(fields)}")
         else:
             id_name = ""  # not a key, so it stays among the metadata
         if not isinstance(text, str):
-            expected = repr(text_name) if len(columns.texts) == 1 else f"any of {', '.join(columns.texts)}"
+            expected = repr(columns.text) if columns.text else f"any of {', '.join(TEXT_COLUMNS)}"
             raise SampleError("missing_text", f"no string in {expected}; {_line_fields(fields)}")
         if columns.metadata_names is not None:
             rest = {name: value for name, value in fields.items() if name in columns.metadata_names}
+            inner = ((name, _value(fields, name)) for name in sorted(columns.metadata_names - rest.keys()))
+            rest.update((name, value) for name, value in inner if value is not None)
         else:
             rest = fields
-            rest.pop(text_name, None)
+            _remove(rest, text_name)
             if id_name:
-                rest.pop(id_name, None)
+                _remove(rest, id_name)
         metadata = compact_json(rest, "bad_json") if rest else None
     except SampleError as problem:
         return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
     return Sample(ordinal=ordinal, key=key, text=text, metadata=metadata, error=_problem_of(text))
+
+
+def _value(fields: dict[str, Any], name: str) -> Any:
+    """The value of a field, or of one in objects, named as in doc.text; None if there is none."""
+    value = fields.get(name)
+    if value is None and "." in name and name not in fields:
+        outer, _, rest = name.partition(".")
+        inner = fields.get(outer)
+        return _value(inner, rest) if isinstance(inner, dict) else None
+    return value
+
+
+def _remove(fields: dict[str, Any], name: str) -> None:
+    """Remove the field that `_value` finds, and objects that are empty then."""
+    if name not in fields and "." in name:
+        outer, _, rest = name.partition(".")
+        if isinstance(inner := fields.get(outer), dict):
+            _remove(inner, rest)
+            if not inner:
+                del fields[outer]
+        return
+    fields.pop(name, None)
 
 
 def _line_fields(fields: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ class TableSource(Source):
     def inspect(self, unit: Unit) -> dict[str, Any]:
         """Rows, groups and columns of a table as JSON-ready values; called in the reader process."""
         with self._opened(unit, unwatched) as table:
-            columns = [[column.name, column.role, column.type] for column in table.columns]
+            columns = [[column.name, column.role, column.type, column.inner] for column in table.columns]
             return {"rows": table.rows, "groups": table.groups, "columns": columns}
 
     def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
@@ -118,7 +118,13 @@ class TableSource(Source):
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row."""
-        return replace(unit, first=unit.first + ordinal, samples=1)
+        return self.part(unit, ordinal, 1)
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some of its rows."""
+        rows = unit.samples or 0
+        taken = rows - first if samples is None else samples
+        return replace(unit, first=unit.first + first, samples=taken, size=unit.size * taken // max(1, rows))
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Columns become metadata where the user names some."""
@@ -158,7 +164,7 @@ def _sizes(groups: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
 
 
 def _columns(summary: dict[str, Any]) -> list[Column]:
-    return [Column(name=name, role=role, type=type_) for name, role, type_ in summary["columns"]]
+    return [Column(name=name, role=role, type=type_, inner=inner) for name, role, type_, inner in summary["columns"]]
 
 
 class _TableCursor:

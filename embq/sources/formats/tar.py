@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
-from itertools import takewhile
+from dataclasses import replace
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from embq.core.errors import SampleError, SourceError
@@ -100,10 +101,31 @@ class TarSource(Source):
                 next_step="write the shard with names of the form key.extension",
             )
         images = view_of(data)
-        for ordinal, entry in enumerate(entries):
+        for ordinal, entry in enumerate(_of_unit(entries, unit)):
             yield _sample(ordinal, entry, data, images, extensions)
         del images
         give_back(data)
+
+    def count_samples(self, unit: Unit, most: int) -> int:
+        """From the first bytes of the shard if they tell, else by reading it; 1 for a shard that fails."""
+        if unit.samples is not None:
+            return min(most, unit.samples)
+        try:
+            if not keeps_damaged(unit):  # those behind a damage are one failure
+                entries = group(parse_first_members(beginning(unit, LOOKED_AT_BYTES)), extensions_of(unit.options))
+                if sum(entry.again is None for entry in entries) >= most:
+                    return most
+            return sum(1 for _ in islice(self.read(unit), most))
+        except SourceError as error:
+            if error.transient:
+                raise
+            return 1
+
+    def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
+        """The unit of some samples of the shard, which is still read and checked as a whole."""
+        if samples is None and unit.samples is not None:
+            samples = unit.samples - first
+        return replace(unit, first=unit.first + first, samples=samples)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True for any shard: only its members tell."""
@@ -113,7 +135,7 @@ class TarSource(Source):
         """From the `.json` members in the first bytes of the shard."""
         data = beginning(unit, LOOKED_AT_BYTES)
         entries = group(parse_first_members(data), extensions_of(unit.options))
-        for entry in entries[:most]:
+        for entry in _of_unit(entries, unit)[:most]:
             if "json" in entry.parts and entry.again is None:
                 with suppress(SampleError):
                     yield decode_metadata(_content(entry.parts["json"], data))
@@ -226,10 +248,12 @@ def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, exte
         raise copy(damage)
     keys = {entry.key for entry in entries}
     digest = SamplesDigest()
-    for ordinal, entry in enumerate(entries):
+    for ordinal, entry in enumerate(_of_unit(entries, unit)):
         sample = _sample(ordinal, entry, data, data, extensions)
         digest.add(sample)
         yield sample
+    if digest.samples == unit.samples:
+        return  # all of a part of the shard
     start = 0
     for member in archive.members:
         key, _ = split_name(member.name)
@@ -241,6 +265,11 @@ def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, exte
     why = with_samples(damage, unit.source).message
     message = f"{why}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
     yield rest_of(unit, digest, message, start, stop)
+
+
+def _of_unit(entries: list[TarSample], unit: Unit) -> list[TarSample]:
+    """Those of a unit that is a part of a shard."""
+    return entries[unit.first : None if unit.samples is None else unit.first + unit.samples]
 
 
 def _ended(archive: Archive, extensions: Extensions) -> list[TarSample]:

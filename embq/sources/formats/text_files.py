@@ -18,6 +18,7 @@ from embq.core.errors import InputError, SourceError
 from embq.core.units import Unit
 from embq.sources.access.cursors import LastCursor
 from embq.sources.access.files import base_name, beyond_units, open_current, open_unchanged
+from embq.sources.decode import form_of_json
 from embq.sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from embq.sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
 from embq.sources.unusable import failing_unit, not_as_planned, readable_now, refuse_unreadable
@@ -144,7 +145,7 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     first = 0
     try:
         with open_planned(unit) as (unit, file):
-            refuse_encoding(path, file.peek(HEAD_BYTES))
+            refuse_head(unit, file.peek(HEAD_BYTES))
             cuts = _cuts(file, most, most_bytes)
             for start, stop, lines in whole_first(unit, cuts) if OPTION in dict(unit.options) else cuts:
                 yield replace(unit, start=start, stop=stop, first=first, samples=lines)
@@ -210,6 +211,25 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
     return at
 
 
+def skip_lines(file: Text, lines: int) -> int:
+    """Read to the end of the next `lines` lines, or of the file; returns how many bytes that is."""
+    skipped = 0
+    while lines > 0 and (piece := file.readline(1 << 20)):  # a line may be longer than memory
+        skipped += len(piece)
+        lines -= piece.endswith(b"\n")
+    return skipped
+
+
+def part_of_lines(unit: Unit, first: int, samples: int | None) -> Unit:
+    """See `embq.sources.interface.Source.part`."""
+    with open_text(unit, unwatched) as file:
+        file.seek(unit.start)
+        start = unit.start + skip_lines(file, first)
+        stop = unit.stop if samples is None else start + skip_lines(file, samples)
+    taken = (unit.samples or 0) - first if samples is None else samples
+    return replace(unit, start=start, stop=stop, first=unit.first + first, samples=taken)
+
+
 def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
@@ -255,14 +275,14 @@ def check_head(file: Text, unit: Unit) -> None:
         head = file.peek(HEAD_BYTES)  # as planning does: the same bytes tell the same
         compression_of(head[:_START_BYTES], unit.source)
         _refuse_lost_head(unit.source, head[:_START_BYTES])
-        refuse_encoding(unit.source, head)
+        refuse_head(unit, head)
 
 
 def damage_of(file: Text, unit: Unit) -> SourceError:
     """Error of a file that was damaged when it was planned, found by reading it; `readable_now` for a whole one."""
     check_head(file, unit)
     if OPTION in dict(unit.options):
-        refuse_encoding(unit.source, file.peek(HEAD_BYTES))
+        refuse_head(unit, file.peek(HEAD_BYTES))
     while file.read(OUTPUT_BYTES):
         pass
     return readable_now(unit)
@@ -280,6 +300,17 @@ def _refuse_lost_head(path: str, head: bytes) -> None:
         )
 
 
+def refuse_head(unit: Unit, head: bytes) -> None:
+    """Raise SourceError for a file that is not UTF-8, or not JSON by line, by how it begins, so that it fails once."""
+    refuse_encoding(unit.source, head)
+    if unit.kind == "jsonl" and (form := form_of_json(head)) is not None:
+        raise SourceError(
+            f"{unit.source}: is {form.what}, not one JSON object per line; {form.command} converts it",
+            code="table_damaged",
+            next_step="convert it, or leave it out",
+        )
+
+
 def refuse_encoding(path: str, head: bytes) -> None:
     """Raise SourceError for a file that is not UTF-8 by how it begins, so that it fails once and not by line.
 
@@ -287,10 +318,13 @@ def refuse_encoding(path: str, head: bytes) -> None:
         head: its first bytes, at least `_START_BYTES` if it is not shorter.
     """
     start = head[:_START_BYTES]
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):  # before UTF-16, whose mark begins that of UTF-32
+        what, encoding = "is UTF-32, not UTF-8", "UTF-32"
+    elif start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         what, encoding = "is UTF-16, not UTF-8", "UTF-16"
-    elif b"\0" in start or not (_TEXT.fullmatch(start) or _is_utf8(start)):
-        what, encoding = "is no text in UTF-8: it is binary, or UTF-16 without a mark", _utf16(start)
+    elif start.count(0) > max(1, len(start) // 4) or not (_TEXT.fullmatch(start) or _is_utf8(start)):
+        encoding = _wide_encoding(start)
+        what = f"is no text in UTF-8: it is binary, or {encoding[:6]} without a mark"
     elif not head.isascii() and _is_other(head):
         what, encoding = "is text, but not UTF-8: too many of its lines are not", "WINDOWS-1252"
     else:
@@ -302,8 +336,11 @@ def refuse_encoding(path: str, head: bytes) -> None:
     )
 
 
-def _utf16(start: bytes) -> str:
-    """The order of bytes in UTF-16, by the half that is 0 in ASCII."""
+def _wide_encoding(start: bytes) -> str:
+    """UTF-32 or UTF-16 with the order of its bytes, by those that are 0 in most texts."""
+    zeros = [8 * start[at::4].count(0) > len(start) for at in range(4)]
+    if all(zeros[:2]) or all(zeros[2:]):
+        return "UTF-32BE" if all(zeros[:2]) else "UTF-32LE"
     return "UTF-16BE" if start[::2].count(0) > start[1::2].count(0) else "UTF-16LE"
 
 
