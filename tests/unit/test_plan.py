@@ -327,6 +327,11 @@ def test_a_metadata_file_beside_images_gives_captions_and_metadata(tmp_path: Pat
     assert [one.text for one in read(unit, [])][:2] == [None, None], "it is somebody else's, without a file_name"
     assert [one.text for one in reread(unit, images=False)][:2] == [None, None]
     (tmp_path / f"metadata.{ending}").write_text('text\n"')
-    assert [one.error and one.error[0] for one in read(unit, [])] == ["bad_metadata"] * 3 + [None] * 2 + [
+    # 2.png has a caption beside it, and the images in "own" a file of their own.
+    bad = ["bad_metadata", "bad_metadata", None, None, None, "bad_metadata"]
+    assert [one.error and one.error[0] for one in read(unit, [])] == bad
+    without_texts = list(read(unit, [], texts=False))
+    assert [one.error for one in without_texts] == [None] * 6
+    assert [one.unread and one.unread[0] for one in without_texts] == ["bad_metadata"] * 3 + [None] * 2 + [
         "bad_metadata"
     ]

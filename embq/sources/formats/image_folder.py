@@ -9,7 +9,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, islice, repeat
@@ -24,12 +23,12 @@ from embq.sources.access import listings
 from embq.sources.access.files import check_inside, join, read_inside, source_errors
 from embq.sources.access.ranged_reads import fetch_all
 from embq.sources.columns import TEXT_COLUMNS
-from embq.sources.decode import decode_file, decode_metadata
+from embq.sources.decode import decode_file, decode_metadata, unread_counted
 from embq.sources.extensions import ALL, Extensions, extensions_of
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.partitions import merged
 from embq.sources.reader_options import ReadOptions
-from embq.sources.rows import NO_IMAGES
+from embq.sources.rows import NO_IMAGES, NO_TEXTS
 
 log = Events("sources")
 
@@ -91,12 +90,13 @@ class FilesSource(Source):
     def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
         extensions, images = extensions_of(unit.options), NO_IMAGES not in unit.options
+        texts = NO_TEXTS not in unit.options
         if is_url(unit.source):
             contents = _fetched_contents(unit, extensions, on_progress, images=images)
         else:
             contents = repeat(_local_content(unit.source, on_progress, images=images))
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
-            yield _sample(ordinal, relative, size, extensions, content)
+            yield _sample(ordinal, relative, size, extensions, content, texts=texts)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
@@ -114,11 +114,14 @@ class FilesSource(Source):
             content: _Content = partial(_fetched_content, unit.source, fetched)
         else:
             content = _local_content(unit.source, unwatched)
-        for name, (relative, _) in zip(names, unit.items, strict=False):
-            with suppress(SampleError):
-                fields, data = _fields_of(relative, content)[1], content(name, None)
-                if fields or data is not None:
-                    yield merged(fields, None if data is None else decode_metadata(data))
+        with unread_counted(unit.source) as unread:
+            for name, (relative, _) in zip(names, unit.items, strict=False):
+                try:
+                    fields, data = _fields_of(relative, content)[1], content(name, None)
+                    if fields or data is not None:
+                        yield merged(fields, None if data is None else decode_metadata(data))
+                except SampleError as problem:
+                    unread.append(f"{relative}: {problem.message}")
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
@@ -212,24 +215,44 @@ def metadata_files_of(relative: str) -> Iterator[str]:
         yield from (folder + file for file in METADATA_FILES)
 
 
-def _sample(ordinal: int, relative: str, size: int, extensions: Extensions, content: _Content) -> Sample:
-    """The sample of an image with what stands beside it, or the failure of the first of them."""
+def _sample(
+    ordinal: int, relative: str, size: int, extensions: Extensions, content: _Content, *, texts: bool
+) -> Sample:
+    """The sample of an image with what stands beside it, or its failure.
+
+    Metadata that cannot be read are no error; nor is a caption without `texts`.
+    """
     stem = extensions.stem(relative)
-    image = text = metadata = error = None
+    text = metadata = unread = None
+    fields: dict[str, Any] = {}
     try:
         image = content(relative, size)
-        text, fields = _fields_of(relative, content)
-        for extension in extensions.texts:
-            if (data := content(f"{stem}.{extension}", None)) is not None:
-                text = decode_file(data)
-                break
+        try:
+            text, fields = _fields_of(relative, content)
+        except SampleError as problem:
+            unread = problem
+        try:
+            for extension in extensions.texts:
+                if (data := content(f"{stem}.{extension}", None)) is not None:
+                    text = decode_file(data)
+                    break
+        except SampleError as problem:
+            if texts:
+                raise
+            text, unread = None, problem
+        if texts and text is None and unread is not None:  # the file that cannot be read may have had it
+            raise unread
+    except SampleError as problem:
+        return Sample(ordinal=ordinal, key=relative, error=(problem.code, problem.message))
+    try:
         if (data := content(f"{stem}.json", None)) is not None:
             metadata = decode_metadata(data)
-        if fields:
-            metadata = merged(fields, metadata)
     except SampleError as problem:
-        error = (problem.code, problem.message)
-    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+        unread = problem
+    if fields:
+        metadata = merged(fields, metadata)
+    lost = None if unread is None else (unread.code, unread.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, unread=lost)
 
 
 def _local_content(folder: str, on_progress: Moved, *, images: bool = True) -> _Content:
