@@ -89,7 +89,7 @@ class RowSamples:
             identity: of the key column, text as bytes; None or b"" makes the row's number the key.
             text: of the text column.
             image: the image's bytes, or why they cannot be had.
-            fields: columns that become metadata; a SampleError stands for a value that cannot be read.
+            fields: columns that become metadata; a SampleError stands for a value that cannot be read, which is lost.
         """
         ordinal, key = self._next()
         decoded = metadata = None
@@ -113,7 +113,11 @@ class RowSamples:
             if image is not None and len(image) > SAMPLE_MAX_BYTES:
                 raise SampleError("too_large", f"the image has {len(image)} bytes, more than {SAMPLE_MAX_BYTES}")
             if fields:
-                metadata = compact_json({name: plain(value) for name, value in fields.items()}, "bad_metadata")
+                try:
+                    values = {name: plain(value) for name, value in fields.items()}
+                except SampleError:
+                    values, unread = _readable(fields)
+                metadata = compact_json(values, "bad_metadata")
                 if len(metadata) > SAMPLE_MAX_BYTES:
                     raise SampleError("too_large", f"the metadata have {len(metadata)} characters as JSON")
         except SampleError as problem:
@@ -212,6 +216,17 @@ def _text(choice: ChosenColumns, text: bytes | None) -> str | None:
     if not choice.image and (not decoded or decoded.isspace()):
         raise SampleError("empty_text", "the text is empty or only white space")
     return decoded
+
+
+def _readable(fields: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """The fields as JSON values, null for those that cannot be, and the code and message of the last of these."""
+    values, unread = {}, None
+    for name, value in fields.items():
+        try:
+            values[name] = plain(value)
+        except SampleError as problem:
+            values[name], unread = None, (problem.code, f"{name}: {problem.message}")
+    return values, unread
 
 
 def plain(value: Any) -> Any:

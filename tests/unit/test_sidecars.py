@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from embq.producer.plan import first_columns, plan
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.support.outputs.build import write_tar
+from tests.support.second_reader.samples import reread
 
 BROKEN = {
     "list.json": b"[1]",
@@ -75,6 +77,24 @@ def test_metadata_that_cannot_be_read_are_lost_and_no_sample_is(
     assert [column.name for column in columns] == ["a"]
     (told,) = [record.message for record in caplog.records if record.message.startswith("metadata_unread")]
     assert f"samples={len(BROKEN)}" in told
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_field_of_a_row_that_cannot_be_read_is_lost_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    rows = {
+        "csv": b"text,n,name\na,1,caf\xe9\nb,2,ok\n",
+        "tsv": b"text\tn\tname\na\t1\tcaf\xe9\nb\t2\tok\n",
+        "jsonl": b'{"text": "a", "n": "1", "name": 1e999}\n{"text": "b", "n": "2", "name": "ok"}\n',
+    }
+    path.write_bytes(rows[kind])
+    (unit,) = plan([str(path)], ReadOptions()).units
+    samples = list(read(unit, []))
+    assert [one.error for one in samples] == [None, None]
+    kept = [{"n": "1", "name": None}, {"n": "2", "name": "ok"}]
+    assert [json.loads(one.metadata or "") for one in samples] == kept
+    assert [one.metadata for one in reread(unit, images=False)] == kept
+    assert [code_of(one.unread) for one in samples] == [None if kind == "jsonl" else "bad_metadata", None]
 
 
 @pytest.mark.parametrize("packed", [*PACKED, "parquet", "csv"])
