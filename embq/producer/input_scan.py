@@ -200,7 +200,7 @@ class InputScan:
             lines.append(f"{_listed(self._repeated)} named more than once, planned once")
         if self._empty:
             lines.append(f"{_listed(self._empty)} empty, left out")
-        return tuple(lines)
+        return (*lines, *self.listing.warnings)
 
 
 def _version(path: str) -> str:

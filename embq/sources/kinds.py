@@ -23,8 +23,9 @@ from embq.sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from embq.sources.formats.hdf5 import Hdf5Source
-from embq.sources.formats.image_folder import METADATA_FILES, FilesSource, shown, walk
+from embq.sources.formats.image_folder import FilesSource, images_of, shown, walk
 from embq.sources.formats.lines import JsonLinesSource, LinesSource
+from embq.sources.formats.metadata_files import METADATA_FILES, unmatched
 from embq.sources.formats.parquet import PARQUET
 from embq.sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
 from embq.sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
@@ -143,9 +144,14 @@ def _kind_of_plugin(name: str) -> str | None:
 
 
 class Listing:
-    """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason."""
+    """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason.
+
+    Attributes:
+        warnings: one line each, about what is taken.
+    """
 
     def __init__(self) -> None:
+        self.warnings: list[str] = []
         self.taken: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
 
@@ -224,8 +230,8 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         near = {stem: mask for stem, mask in near.items() if relative.startswith(f"{stem}.")}
         of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
         is_image = extensions.is_image(relative)
-        if is_image or (relative.endswith(".txt") and (folder in images or not of_writer)):
-            stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
+        if is_image or (relative[-4:].lower() == ".txt" and (folder in images or not of_writer)):
+            stem = extensions.stem(relative) if is_image else relative[:-4]
             bits = near.get(stem, 0)
             near[stem] = bits | (1 if is_image else 2)
             captions += near[stem] == 3 > bits
@@ -243,9 +249,15 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
     if images and only_kind in ("", "files"):
         if lone := texts + len(by_kind.pop("lines", ())) - captions:
             listing.left_out["texts beside no image"] += lone
-        for kind in ("csv", "jsonl") if not is_url(path) else ():
-            if files := [name for name in by_kind.pop(kind, ()) if os.path.basename(name) not in METADATA_FILES]:
+        described: set[str] = set()
+        for kind in ("csv", "jsonl", "parquet") if not is_url(path) else ():
+            files = by_kind.pop(kind, [])
+            described.update(name for name in files if os.path.basename(name) in METADATA_FILES)
+            if files := [name for name in files if name not in described]:
                 by_kind[kind] = files
+        if described:
+            pairs = images_of(walk(path, Counter(), sizes=False), Counter(), extensions)
+            listing.warnings += unmatched(path, described, (name for name, _ in pairs))
         listing.taken["files"] += images.total()
     for kind in by_kind.keys() - {only_kind} if only_kind else ():
         files = by_kind.pop(kind)

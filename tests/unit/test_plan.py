@@ -326,7 +326,7 @@ def test_a_metadata_file_beside_images_gives_captions_and_metadata(tmp_path: Pat
     (tmp_path / f"metadata.{ending}").write_text("image\n0.png" if ending == "csv" else '{"image": "0.png"}')
     assert [one.text for one in read(unit, [])][:2] == [None, None], "it is somebody else's, without a file_name"
     assert [one.text for one in reread(unit, images=False)][:2] == [None, None]
-    (tmp_path / f"metadata.{ending}").write_text('text\n"')
+    (tmp_path / f"metadata.{ending}").write_text('file_name\n"')
     # 2.png has a caption beside it, and the images in "own" a file of their own.
     bad = ["bad_metadata", "bad_metadata", None, None, None, "bad_metadata"]
     assert [one.error and one.error[0] for one in read(unit, [])] == bad

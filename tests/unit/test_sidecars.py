@@ -116,3 +116,133 @@ def test_a_caption_that_is_not_utf8_costs_its_image_only_where_texts_are_embedde
     assert (code_of(wanted["a"].error), code_of(wanted["b"].error)) == ("text_not_utf8", None)
     assert (unwanted["a"].error, code_of(unwanted["a"].unread)) == (None, "text_not_utf8")
     assert [(one.text, bytes(one.image or b"")) for one in unwanted.values()] == [(None, b"a"), ("caf\u00e9", b"b")]
+
+
+NAMES = {
+    "as it is": "sub/cafe\u0301 0.jpg",
+    "backslash": "sub\\cafe\u0301 0.jpg",
+    "dot": "./sub/cafe\u0301 0.jpg",
+    "composed": "sub/caf\u00e9 0.jpg",
+    "all": ".\\sub\\caf\u00e9 0.jpg",
+}
+"""Spellings of one path, whose accent is apart from its letter in the folder, as macOS writes it."""
+
+
+def write_metadata(path: Path, rows: list[dict[str, str]]) -> None:
+    """`path` is metadata.jsonl, metadata.parquet, or metadata.csv with the delimiter behind a #."""
+    name, _, delimiter = path.name.partition("#")
+    path = path.with_name(name)
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith(".jsonl"):
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        path.write_text("\ufeff" + "".join(f"{delimiter.join(line)}\r\n" for line in lines))
+
+
+METADATA = [
+    "metadata.csv#,",
+    "metadata.csv#;",
+    "metadata.csv#\t",
+    "metadata.csv#|",
+    "metadata.jsonl",
+    "metadata.parquet",
+]
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_a_row_finds_its_image_in_every_spelling_of_its_path(tmp_path: Path, name: str) -> None:
+    for spelling, path in NAMES.items():
+        folder = folder_of(tmp_path / spelling, {"sub/cafe\u0301 0.jpg": b"0"})
+        write_metadata(Path(folder) / name, [{"label": "x", "file_name": path, "caption": spelling}])
+        planned = plan([folder], ReadOptions(), ["image"])
+        (unit,) = planned.units
+        (sample,) = read(unit, [])
+        assert (sample.text, json.loads(sample.metadata or "")) == (spelling, {"label": "x"})
+        assert [(one.text, one.metadata) for one in reread(unit, images=False)] == [(spelling, {"label": "x"})]
+        assert [column.name for column in first_columns(iter([unit]))[0]] == ["label"]
+        assert planned.warnings == ()
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_rows_without_an_image_and_images_without_a_row_are_told(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, {f"{number}.jpg": b"0" for number in range(5)} | {"own/5.jpg": b"5"})
+    file = Path(folder) / name.partition("#")[0]
+    write_metadata(Path(folder) / name, [{"file_name": f"{n}.jpg", "text": "t"} for n in (1, 2, 7)])
+    write_metadata(Path(folder) / "own" / name, [{"file_name": "own/5.jpg", "text": "t"}])
+    own = file.parent / "own" / file.name
+    (tmp_path / "link").symlink_to(folder)
+    linked = [
+        line.replace(str(tmp_path / "link"), folder) for line in plan([str(tmp_path / "link")], ReadOptions()).warnings
+    ]
+    assert (
+        tuple(linked)
+        == plan([folder], ReadOptions(), ["image"]).warnings
+        == (
+            f"{file}: 1 of 3 rows name no image; 3 images have no row",
+            f"{own}: 1 of 1 rows name no image, such as 'own/5.jpg'; 1 images have no row",
+        )
+    )
+
+
+def test_a_metadata_table_that_cannot_be_read_or_is_of_another_kind_costs_no_image(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"a.jpg": b"a", "metadata.parquet": b"PAR1 and no more"})
+    (sample,) = samples_of(folder, texts=False).values()
+    assert (sample.error, code_of(sample.unread)) == (None, "bad_metadata")
+    for table in ({"image": ["a.jpg"]}, {"file_name": [None]}, {"file_name": [7]}):
+        pq.write_table(pa.table(table), f"{folder}/metadata.parquet")
+        (sample,) = samples_of(folder, texts=True).values()
+        assert (sample.text, sample.metadata, sample.error) == (None, None, None)
+    twice = {"file_name": ["a.jpg", "a.jpg"], "image": ["a.jpg", "b.jpg"], "text": ["first", "second"], "n": [1, 2]}
+    pq.write_table(pa.table(twice), f"{folder}/metadata.parquet")
+    (sample,) = samples_of(folder, texts=True).values()
+    assert (sample.text, json.loads(sample.metadata or "")) == ("first", {"n": 1})
+
+
+@pytest.mark.parametrize("packed", list(PACKED))
+@pytest.mark.parametrize(("caption", "metadata"), [("txt", "json"), ("TXT", "JSON"), ("Txt", "Json")])
+def test_extensions_of_sidecars_count_in_small_and_capital_letters(
+    tmp_path: Path, packed: str, caption: str, metadata: str
+) -> None:
+    files = {"IMG_1.JPG": b"1", f"IMG_1.{caption}": b"x", f"IMG_1.{metadata}": b'{"n": 1}'}
+    path = PACKED[packed](tmp_path, files)
+    planned = plan([path], ReadOptions(), ["image", "text"])
+    (unit,) = planned.units
+    (sample,) = read(unit, [])
+    assert (sample.text, sample.metadata, sample.error) == ("x", '{"n":1}', None)
+    assert [(one.text, one.metadata) for one in reread(unit, images=False)] == [("x", {"n": 1})]
+    assert [column.name for column in first_columns(iter([unit]))[0]] == ["n"]
+    assert "no image" not in planned.listing
+
+
+SYSTEM_FILES = [
+    *("@eaDir/0{}/SYNO{}", "sub/@eaDir/0{}", "__MACOSX/0{}", "__MACOSX/sub/._0{}", "sub/._0{}", "$RECYCLE.BIN/$R0{}"),
+    *("lost+found/0{}", "System Volume Information/0{}", "#recycle/0{}", "sub/Thumbs.db", "Thumbs.db", "desktop.ini"),
+    *("sub/.DS_Store", "a.b/._c{}"),
+]
+
+
+@pytest.mark.parametrize("kind", ["jpg", "txt", "jsonl", "csv", "parquet", "tar", "in a shard"])
+def test_files_of_systems_are_no_samples(tmp_path: Path, kind: str) -> None:
+    ending = "jpg" if kind == "in a shard" else kind
+    data = b'{"text": "x"}\n' if kind == "jsonl" else b"text,n\nx,1\n"
+    files = {name.replace("{}", f".{ending}"): data for name in ("0{}", "sub/1{}", *SYSTEM_FILES)}
+    if kind == "in a shard":
+        (unit,) = units_of(shard_of(tmp_path, files))
+        assert [one.key for one in read(unit, [])] == ["0", "sub/1"]
+        assert [one.key for one in reread(unit, images=False)] == ["0", "sub/1"]
+        return
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": ["x"]}), tmp_path / "x.parquet")
+        files = dict.fromkeys(files, (tmp_path / "x.parquet").read_bytes())
+    folder = folder_of(tmp_path, files)
+    planned = plan([folder], ReadOptions())
+    found = [name for unit in planned.units for name in ([item[0] for item in unit.items] or [unit.source])]
+    assert [os.path.relpath(os.path.join(folder, name), folder) for name in found] == [f"0.{kind}", f"sub/1.{kind}"]
+    assert "of the system" in planned.listing
+    if kind != "jpg":
+        globbed = plan([f"{folder}/**/*.{kind}"], ReadOptions())
+        assert [os.path.relpath(unit.source, folder) for unit in globbed.units] == [f"0.{kind}", f"sub/1.{kind}"]
+    with_their_own = plan([f"{folder}/__MACOSX"], ReadOptions())
+    assert len(list(with_their_own.units)) == 1

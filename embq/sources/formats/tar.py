@@ -21,7 +21,7 @@ from embq.core.units import Sample, Unit
 from embq.sources.access.files import forget_cached, give_back, load_unchanged, source_errors, stat_file, view_of
 from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
 from embq.sources.decode import decode_file, decode_metadata, unread_counted
-from embq.sources.extensions import ALL, Extensions, extensions_of
+from embq.sources.extensions import ALL, Extensions, extensions_of, of_system
 from embq.sources.formats.compressed import beginning, unpack_to_cut
 from embq.sources.formats.tar_headers import BLOCK, Archive, TarMember, parse_first_members, parse_members, walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
@@ -296,6 +296,8 @@ def group(members: list[TarMember], extensions: Extensions = ALL) -> list[TarSam
             extension = extension.lower()
         entry = by_key.get(key)
         if entry is None:
+            if ("/" in key or extension in _SYSTEM_EXTENSIONS) and of_system(member.name):
+                continue
             entry = by_key[key] = TarSample(key, {}, None)
             entries.append(entry)
         if extension not in entry.parts:
@@ -312,12 +314,16 @@ _NO_SAMPLE = re.compile(r"__[^/.]*__(?:[./]|$)|(?:.*/)?\._", re.DOTALL)
 """webdataset's members about the shard, such as `__index__.json` and `__meta__/...`, and macOS's `._name` of each."""
 
 
+_SYSTEM_EXTENSIONS = ("db", "ini", "ds_store")
+"""Lower-case extensions of the files among `SYSTEM_NAMES`."""
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
 
     ("", "") if there is no key: no dot, nothing before it, or a member that is no part of a sample.
     """
-    if _NO_SAMPLE.match(name):
+    if _NO_SAMPLE.match(name) or of_system(name):
         return "", ""
     stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
     if not dot:
