@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from embq.core.errors import InputError, SourceError
@@ -13,10 +16,11 @@ from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.selection import Selection
-from embq.sources.access.files import stat_file
+from embq.sources.access.files import base_name, stat_file
+from embq.sources.interface import Fields
 from embq.sources.kinds import Listing, carrying, detect, source_for, split
 from embq.sources.partitions import without_partition
-from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_options import ROWS, ReadOptions
 from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
 log = Events("producer")
@@ -24,11 +28,17 @@ log = Events("producer")
 UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
 """Codes of a file that is planned unseen, as one unit that will fail; all other inputs are planned as usual."""
 
+_DIGITS = re.compile(r"\d+")
+
 _BARE = ("jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
 """Codes that one option may cause for all inputs of a kind."""
+
+
+MAX_SHAPES = 32
+"""Files of one kind whose columns are compared: the first of each shape of name, such as `part-00000.parquet`."""
 
 
 class InputScan:
@@ -56,6 +66,8 @@ class InputScan:
         self._repeated: list[str] = []
         self._empty: list[str] = []
         self._refused: InputError | None = None  # of the first input without a sample
+        self._other_columns: list[str] = []
+        self._shapes: dict[str, dict[str, str]] = {}  # kind -> name without its digits -> first path of that name
 
     def add(self, path: str, folder: str = "") -> None:
         """Scan one path: a file, or the inputs in a folder.
@@ -69,6 +81,10 @@ class InputScan:
         try:
             for kind, input_path in detect(path, self._options.kind, self._options.image_keys, self.listing):
                 below = input_path.removeprefix(above) if input_path.startswith(above) else ""
+                if below and kind in ROWS:
+                    shapes = self._shapes.setdefault(kind, {})
+                    if len(shapes) < MAX_SHAPES and self._selection.takes(input_path):
+                        shapes.setdefault(_DIGITS.sub("0", base_name(input_path)), input_path)
                 self._add_input(kind, input_path, below if "/" in below else "")
         except SourceError as error:
             if error.code != "source_missing":
@@ -191,7 +207,40 @@ class InputScan:
             if kind not in self.kinds and (not self.kinds or error.code in _OPTION_CODES):
                 raise error
         self._options.refuse_useless({*self.kinds, *self._unclear})
+        for kind in self.kinds:
+            self._compare_columns(kind)
         return self._missing
+
+    def _compare_columns(self, kind: str) -> None:
+        """Note files of folders and patterns that have other columns than the first one.
+
+        Raises InputError if the text of one of them would be a guess, and that of another is of another column.
+        """
+        if len(paths := list(self._shapes.get(kind, {}).values())) < 2:
+            return
+        known: list[tuple[str, Fields]] = []
+        for path in paths:
+            with suppress(SourceError):  # its units fail by it
+                if (fields := source_for(kind).fields(path, without_partition(self._options, path))) is not None:
+                    known.append((path, fields))
+        known.sort(key=lambda pair: pair[1].is_guess)
+        for path, fields in known[1:]:
+            first_path, first = known[0]
+            if fields.is_guess and fields.text != first.text:
+                raise InputError(
+                    f"{path}: its texts would be those of {fields.text!r}, its only column of strings; "
+                    f"{first_path} has them in {first.text!r}",
+                    code="ambiguous_column",
+                    next_step=f"leave it out with --exclude {shlex.quote(base_name(path))}, or name the column of all "
+                    "files with --text-column",
+                )
+        unlike = [(path, fields) for path, fields in known[1:] if fields.names != known[0][1].names]
+        if unlike:
+            path, fields = unlike[0]
+            verb = f"and {len(unlike) - 1:,} more have" if len(unlike) > 1 else "has"
+            self._other_columns.append(
+                f"{path} {verb} other columns than {known[0][0]}: {_named(fields)}, not {_named(known[0][1])}"
+            )
 
     def warnings(self) -> tuple[str, ...]:
         """One line each on inputs that are left out."""
@@ -200,7 +249,13 @@ class InputScan:
             lines.append(f"{_listed(self._repeated)} named more than once, planned once")
         if self._empty:
             lines.append(f"{_listed(self._empty)} empty, left out")
-        return (*lines, *self.listing.warnings)
+        return (*lines, *self._other_columns, *self.listing.warnings)
+
+
+def _named(fields: Fields) -> str:
+    """The first columns, for a message."""
+    names = sorted(fields.names)
+    return f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"
 
 
 def _version(path: str) -> str:

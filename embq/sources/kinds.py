@@ -68,6 +68,9 @@ _SUFFIXES = {
 GUARDED = ("parquet", "arrow", "hdf5")
 """Kinds whose parsers can crash or exhaust memory: they run in a reader process."""
 
+MAX_OTHERS = 20
+"""Files of no kind for each text or table of a folder: more are a repository or a home, not a data set."""
+
 NAMED = (*ROWS, "hdf5", "lines")
 """Kinds whose keys have the name of the file, where rows have no id."""
 
@@ -225,6 +228,7 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
     near: dict[str, int] = {}  # what has a name but for its extension: 1 an image, 2 a text; of names in a row
     texts = captions = 0
     by_kind: dict[str, list[str]] = {}
+    unknown: Counter[str] = Counter()  # what is no input, by extension
     for relative, _ in walk(path, listing.left_out, sizes=False):
         folder = os.path.dirname(relative)
         near = {stem: mask for stem, mask in near.items() if relative.startswith(f"{stem}.")}
@@ -241,11 +245,12 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         elif (kind := kind_of(relative)) == "lines" and folder in images and only_kind in ("", "files"):
             texts += 1  # the paths of many millions of captions are not kept
         elif kind is None:
-            listing.left_out[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            unknown[os.path.splitext(relative)[1].lower() or "no extension"] += 1
         elif of_writer:
             listing.left_out["in a folder whose name begins with _"] += 1
         else:
             by_kind.setdefault(kind, []).append(relative)
+    listing.left_out.update(unknown)
     if images and only_kind in ("", "files"):
         if lone := texts + len(by_kind.pop("lines", ())) - captions:
             listing.left_out["texts beside no image"] += lone
@@ -271,4 +276,13 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         if names:
             listing.left_out[reason] += len(names)
             by_kind[kind] = sorted(set(by_kind[kind]) - set(names))
-    return {kind: files for kind, files in by_kind.items() if files}
+    by_kind = {kind: files for kind, files in by_kind.items() if files}
+    sole = next(iter(by_kind)) if len(by_kind) == 1 and not only_kind else ""
+    if sole in _TEXT_SUFFIXES.values() and unknown.total() > MAX_OTHERS * len(by_kind[sole]):
+        raise InputError(
+            f"{path}: {len(by_kind[sole]):,} of its files could be inputs, such as {by_kind[sole][0]}, among "
+            f"{unknown.total():,} that are none: {shown(unknown)}",
+            code="few_inputs",
+            next_step=f"name the files themselves, or take them with --input-format {format_of(sole)}",
+        )
+    return by_kind

@@ -19,6 +19,7 @@ import pytest
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
 from embq.producer.plan import Plan, first_columns, plan
+from embq.producer.selection import Selection
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.e2e.session import write_tar
@@ -291,6 +292,55 @@ def test_files_of_one_name_below_a_folder_have_keys_of_their_own(tmp_path: Path,
         assert keys == [sample.key for unit in units for sample in reread(unit, images=False)]
     (unit,) = plan_of(tmp_path / "a" / f"x.{kind}").units
     assert [sample.key for sample in read(unit, [])] == [f"x{inside}"]
+
+
+def write_rows(path: Path, **columns: list[Any]) -> None:
+    """One table or .jsonl file, of the kind that its name tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    else:
+        between = "\t" if path.suffix == ".tsv" else ","
+        rows = [list(columns), *(row.values() for row in table.to_pylist())]
+        path.write_text("".join(f"{between.join(map(str, row))}\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "arrow"])
+def test_a_file_of_a_folder_whose_text_is_a_guess_is_refused_beside_one_that_tells(tmp_path: Path, kind: str) -> None:
+    for number in range(3):
+        write_rows(tmp_path / f"corpus-{number}.{kind}", id=["1", "2"], text=["a", "b"])
+    for name in ("labels", "annotations"):  # behind and before the others
+        write_rows(tmp_path / f"{name}.{kind}", id=["1", "2"], label=["x", "y"])
+        for inputs in ([str(tmp_path)], [f"{tmp_path}/*.{kind}"]):
+            with pytest.raises(InputError, match=rf"{name}\.{kind}: its texts would be those of 'label'") as caught:
+                plan(inputs, ReadOptions())
+            assert f"--exclude {name}.{kind}" in caught.value.next_step
+            excluded = plan(inputs, ReadOptions(), selection=Selection(exclude=(f"{name}.{kind}",)))
+            assert (len(list(excluded.units)), excluded.warnings) == (3, ())
+        assert len(list(plan_of(tmp_path / f"{name}.{kind}", tmp_path / f"corpus-0.{kind}").units)) == 2, "named"
+        (tmp_path / f"{name}.{kind}").unlink()
+    write_rows(tmp_path / f"a.{kind}", id=["3"], body=["c"])
+    assert plan_of(tmp_path).warnings == (
+        f"{tmp_path}/corpus-0.{kind} has other columns than {tmp_path}/a.{kind}: (id, text), not (body, id)",
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "arrow", "jsonl"])
+def test_files_of_a_folder_with_other_columns_are_told(tmp_path: Path, kind: str) -> None:
+    for number in range(40):
+        write_rows(tmp_path / f"part-{number:05d}.{kind}", id=["1"], text=["a"])
+    assert plan_of(tmp_path).warnings == ()
+    write_rows(tmp_path / f"reviews.{kind}", id=["1"], text=["a"], stars=["5"])
+    assert plan_of(tmp_path).warnings == (
+        f"{tmp_path}/reviews.{kind} has other columns than {tmp_path}/part-00000.{kind}: "
+        "(id, stars, text), not (id, text)",
+    )
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])

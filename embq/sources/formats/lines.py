@@ -19,7 +19,7 @@ from embq.sources.access.files import name_of
 from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key
 from embq.sources.decode import compact_json, decode_text, parse_object
 from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
-from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.interface import SAMPLE_MAX_BYTES, Fields, Moved, Source, unwatched
 from embq.sources.reader_options import ALL, ReadOptions
 from embq.sources.unusable import COMPRESSION_CODES
 
@@ -82,6 +82,12 @@ class JsonLinesSource(Source):
         if identity in floats and identity not in (columns.metadata_names or ()):
             chosen_key([Column(name=identity, role="other", type="float")], {}, path)
         return self.modalities
+
+    def fields(self, path: str, options: ReadOptions) -> Fields:
+        """The fields of the first lines."""
+        names = frozenset(_first_fields(path)[0])
+        texts = _Columns.of(dict(options.columns)).texts
+        return Fields(names=names, text=next((name for name in texts if name in names), ""), is_guess=False)
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
