@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +15,11 @@ from embq.core.errors import InputError, SourceError
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
+from embq.producer.file_names import distinct_names
 from embq.producer.selection import Selection
 from embq.sources.access.files import base_name, stat_file
 from embq.sources.interface import Fields
-from embq.sources.kinds import Listing, carrying, detect, source_for, split
+from embq.sources.kinds import NAMED, Listing, carrying, detect, source_for, split
 from embq.sources.partitions import without_partition
 from embq.sources.reader_options import ROWS, ReadOptions
 from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
@@ -61,6 +62,7 @@ class InputScan:
         self._selection = selection
         self._pieces = _Pieces()
         self._paths = 0
+        self._groups: set[int] = set()  # hashes of the folders, patterns and files that were named
         self._digests: set[bytes] = set()
         self._missing: list[str] = []
         self._repeated: list[str] = []
@@ -78,6 +80,7 @@ class InputScan:
         """
         self._paths += 1
         above = f"{(folder or path).rstrip('/')}/"
+        self._groups.add(hash(above))
         try:
             for kind, input_path in detect(path, self._options.kind, self._options.image_keys, self.listing):
                 below = input_path.removeprefix(above) if input_path.startswith(above) else ""
@@ -145,8 +148,9 @@ class InputScan:
         """
         held: list[Unit] = []
         any_readable = False
+        longer = distinct_names(self._named_files) if len(self._groups) > 1 else {}
         for piece in self._pieces:
-            for unit, readable in self._units_of(piece):
+            for unit, readable in self._units_of(piece, longer):
                 held.append(unit)
                 any_readable = any_readable or readable
                 if any_readable:
@@ -155,12 +159,19 @@ class InputScan:
         if not any_readable and self._refused is not None:
             raise self._refused
 
-    def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
-        """The units of one input, and of each whether its file could be planned."""
+    def _named_files(self) -> Iterator[tuple[str, str]]:
+        """(path, name in its keys) of each file whose name is in its keys."""
+        for piece in self._pieces:
+            if isinstance(piece, list) and piece[0] in NAMED:
+                yield piece[1], piece[2] or base_name(piece[1])
+
+    def _units_of(self, piece: Any, longer: Mapping[str, str]) -> Iterator[tuple[Unit, bool]]:
+        """The units of one input, and of each whether its file could be planned; `longer` are names in keys by path."""
         if isinstance(piece, dict):
             yield Unit.from_description(piece), True
             return
         kind, path, name = piece
+        name = longer.get(path, name)
         units = split(kind, path, self._options, name)
         try:
             first = next(units, None)
@@ -218,14 +229,14 @@ class InputScan:
         """
         if len(paths := list(self._shapes.get(kind, {}).values())) < 2:
             return
-        known: list[tuple[str, Fields]] = []
+        compared: list[tuple[str, Fields]] = []
         for path in paths:
             with suppress(SourceError):  # its units fail by it
                 if (fields := source_for(kind).fields(path, without_partition(self._options, path))) is not None:
-                    known.append((path, fields))
-        known.sort(key=lambda pair: pair[1].is_guess)
-        for path, fields in known[1:]:
-            first_path, first = known[0]
+                    compared.append((path, fields))
+        compared.sort(key=lambda pair: pair[1].is_guess)
+        for path, fields in compared[1:]:
+            first_path, first = compared[0]
             if fields.is_guess and fields.text != first.text:
                 raise InputError(
                     f"{path}: its texts would be those of {fields.text!r}, its only column of strings; "
@@ -234,12 +245,12 @@ class InputScan:
                     next_step=f"leave it out with --exclude {shlex.quote(base_name(path))}, or name the column of all "
                     "files with --text-column",
                 )
-        unlike = [(path, fields) for path, fields in known[1:] if fields.names != known[0][1].names]
+        unlike = [(path, fields) for path, fields in compared[1:] if fields.names != compared[0][1].names]
         if unlike:
             path, fields = unlike[0]
             verb = f"and {len(unlike) - 1:,} more have" if len(unlike) > 1 else "has"
             self._other_columns.append(
-                f"{path} {verb} other columns than {known[0][0]}: {_named(fields)}, not {_named(known[0][1])}"
+                f"{path} {verb} other columns than {compared[0][0]}: {_named(fields)}, not {_named(compared[0][1])}"
             )
 
     def warnings(self) -> tuple[str, ...]:

@@ -282,7 +282,6 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         raise InputError(
             f"{path}: {len(by_kind[sole]):,} of its files could be inputs, such as {by_kind[sole][0]}, among "
             f"{unknown.total():,} that are none: {shown(unknown)}",
-            code="few_inputs",
             next_step=f"name the files themselves, or take them with --input-format {format_of(sole)}",
         )
     return by_kind

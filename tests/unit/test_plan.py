@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
+from embq.producer.file_names import distinct_names
 from embq.producer.plan import Plan, first_columns, plan
 from embq.producer.selection import Selection
 from embq.sources.reader_options import ReadOptions
@@ -265,33 +266,75 @@ def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path
     assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet", "arrow", "h5"])
+NAMED_KINDS = ["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "h5"]
+"""Endings of files whose name is in the keys of their rows."""
+
+
+def write_texts(path: Path, text: str) -> None:
+    """A file of one row without an id."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".txt":
+        path.write_text(f"{text}\n")
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as opened:
+            opened["text"] = [text]
+    else:
+        write_rows(path, text=[text], n=["1"])
+
+
+def keys_of(units: Iterable[Unit]) -> list[str]:
+    """The keys of all rows without the dataset, which those of HDF5 have; both readers give them."""
+    found = list(units)
+    keys = [sample.key for unit in found for sample in read(unit, [])]
+    assert keys == [sample.key for unit in found for sample in reread(unit, images=False)]
+    return [key.replace(":text:1", ":1") for key in keys]
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
 def test_files_of_one_name_below_a_folder_have_keys_of_their_own(tmp_path: Path, kind: str) -> None:
     names = ["a/deep/x", "a/x", "b/x", "x"]
     for name in names:
-        path = tmp_path / f"{name}.{kind}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = pa.table({"text": [f"text of {name}"]})
-        if kind == "parquet":
-            pq.write_table(table, path)
-        elif kind == "arrow":
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        elif kind == "h5":
-            with h5py.File(path, "w") as opened:
-                opened["text"] = table["text"].to_pylist()
-        else:
-            head = {"txt": "", "jsonl": "", "csv": "text,n\n"}[kind]
-            line = {"txt": "text", "jsonl": '{"text": "text"}', "csv": "text,1"}[kind]
-            path.write_text(f"{head}{line}\n")
-    inside = f".{kind}:text:1" if kind == "h5" else f".{kind}:1"
+        write_texts(tmp_path / f"{name}.{kind}", f"text of {name}")
     for inputs in ([str(tmp_path)], [f"{tmp_path}/**/*.{kind}"], [f"{tmp_path}/{{a/deep/,a/,b/,}}x.{kind}"]):
-        units = list(plan(inputs, ReadOptions()).units)
-        keys = [sample.key for unit in units for sample in read(unit, [])]
-        assert sorted(keys) == [f"{name}{inside}" for name in names]
-        assert keys == [sample.key for unit in units for sample in reread(unit, images=False)]
-    (unit,) = plan_of(tmp_path / "a" / f"x.{kind}").units
-    assert [sample.key for sample in read(unit, [])] == [f"x{inside}"]
+        assert sorted(keys_of(plan(inputs, ReadOptions()).units)) == [f"{name}.{kind}:1" for name in names]
+    assert keys_of(plan_of(tmp_path / "a" / f"x.{kind}").units) == [f"x.{kind}:1"]
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
+def test_files_of_one_name_that_are_named_themselves_have_keys_of_their_own(tmp_path: Path, kind: str) -> None:
+    names = ["data/a/part-0", "data/b/part-0", "data/b/part-1"]
+    for name in (*names, "other/a/part-0", "other/part-1"):
+        write_texts(tmp_path / f"{name}.{kind}", f"text of {name}")
+
+    def keys(*inputs: str) -> list[str]:
+        planned = plan([str(tmp_path / one) for one in inputs], ReadOptions())
+        return [key.removesuffix(f".{kind}:1") for key in keys_of(planned.units)]
+
+    quoted = keys(f"data/*/part-0.{kind}")
+    expanded = [f"{name}.{kind}" for name in names]
+    assert keys(*expanded[:2]) == quoted == ["a/part-0", "b/part-0"]
+    assert keys(*expanded) == ["a/part-0", "b/part-0", "part-1"]
+    # A folder, a pattern and files that are named themselves, with names that are those of others.
+    deep = f"other/a/part-0.{kind}"
+    assert keys(expanded[0], deep) == ["data/a/part-0", "other/a/part-0"]
+    assert keys("data/a", f"other/*/part-0.{kind}", expanded[1]) == ["data/a/part-0", "other/a/part-0", "b/part-0"]
+    assert keys("data", "other") == ["data/a/part-0", "b/part-0", "b/part-1", "other/a/part-0", "part-1"]
+
+
+def test_names_of_many_files_are_told_apart_in_few_rounds() -> None:
+    files = [(f"/x/{n % 7}/{n}/part-0.parquet", "part-0.parquet") for n in range(1_000)]
+    rounds: list[int] = []
+
+    def listed() -> list[tuple[str, str]]:
+        rounds.append(1)
+        return files
+
+    assert distinct_names(listed) == {path: "/".join(path.split("/")[-2:]) for path, _ in files}
+    assert len(rounds) == 3
+    queries = [(f"https://host/get?id={n}", "get") for n in range(3)]
+    names = distinct_names(lambda: queries)
+    assert len(set(names.values())) == 3
+    assert all("id=" not in name for name in names.values()), "a query may hold a secret"
 
 
 def write_rows(path: Path, **columns: list[Any]) -> None:
