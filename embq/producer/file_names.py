@@ -34,7 +34,7 @@ def distinct_names(files: Callable[[], Iterable[tuple[str, str]]]) -> dict[str, 
 
 
 def _ends(paths: Sequence[str], name: str) -> Sequence[str]:
-    """The ends of `paths` that are longer than `name` and differ, all of as many parts as possible."""
+    """The ends of `paths` that are longer than `name` and differ, all of as few parts as that takes."""
     for parts in count(name.count("/") + 2):
         ends = [end_of(path, parts) for path in paths]
         if len(set(ends)) == len(ends):

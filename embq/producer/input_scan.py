@@ -62,7 +62,7 @@ class InputScan:
         self._selection = selection
         self._pieces = _Pieces()
         self._paths = 0
-        self._groups: set[int] = set()  # hashes of the folders, patterns and files that were named
+        self._above, self._has_several = "", False  # the folder of the last input, and whether others had another one
         self._digests: set[bytes] = set()
         self._missing: list[str] = []
         self._repeated: list[str] = []
@@ -80,7 +80,8 @@ class InputScan:
         """
         self._paths += 1
         above = f"{(folder or path).rstrip('/')}/"
-        self._groups.add(hash(above))
+        self._has_several = self._has_several or self._above not in ("", above)
+        self._above = above
         try:
             for kind, input_path in detect(path, self._options.kind, self._options.image_keys, self.listing):
                 below = input_path.removeprefix(above) if input_path.startswith(above) else ""
@@ -148,7 +149,8 @@ class InputScan:
         """
         held: list[Unit] = []
         any_readable = False
-        longer = distinct_names(self._named_files) if len(self._groups) > 1 else {}
+        has_names = self._has_several and not self.listing.taken.keys().isdisjoint(NAMED)
+        longer = distinct_names(self._named_files) if has_names else {}
         for piece in self._pieces:
             for unit, readable in self._units_of(piece, longer):
                 held.append(unit)
