@@ -143,7 +143,7 @@ class LeasedUnit(Lease):
         """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
         self.samples, self.vectors = [], {}
         self.failures = [Failure(ordinal=None, key="", code=code, message=message, attempt=self.attempt)]
-        self.truncated = self.tokens = 0
+        self.truncated = self.unread = self.tokens = 0
         self._announced = self.planned = self.handled = 1
 
     def forget_rows(self) -> None:
