@@ -304,6 +304,7 @@ class Sample:
             a text that is not UTF-8; such a sample becomes a failure.
         passage: position of `text` in its document; None for a text that was not cut.
         parts: extensions of the members of a shard that it has, if it lacks an image or a text.
+        unread: (code, message) where its metadata, or a caption that is not embedded, could not be read and is lost.
     """
 
     ordinal: int
@@ -314,6 +315,7 @@ class Sample:
     error: tuple[str, str] | None = None
     passage: Passage | None = None
     parts: tuple[str, ...] = ()
+    unread: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 
 from embq.core.errors import AwayError, InputError
@@ -21,9 +21,10 @@ from embq.core.run.run_info import RunInfo
 from embq.core.storage.durable import drop, drop_in, names_in
 from embq.core.storage.paths import Place
 from embq.core.units import FILE_NAME, Unit
+from embq.producer.file_names import end_of
 from embq.producer.plan import expand
 from embq.producer.selection import SELECTED
-from embq.sources.access.files import absolute, exists, has_magic, join, with_name
+from embq.sources.access.files import absolute, base_name, exists, has_magic, join, name_of, with_name
 from embq.sources.access.listings import cached_listings
 from embq.sources.access.patterns import expand_braces, matcher
 from embq.sources.formats.image_folder import cut
@@ -132,6 +133,9 @@ class Additions:
                 self._retried[unit.source] = unit.etag
         self._counted: set[str] = set()  # HDF5 files whose keys count rows through the file, as they did once
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
+        self._files: dict[str, list[int]] | None = None  # last part of a path -> units; for the names of new files
+        self._names: dict[str, dict[str, str]] = {}  # last part -> source -> name of the file in its keys, "" for that
+        self._taken: dict[str, set[str]] = {}  # last part -> names of files in keys
         self._new_places: set[bytes] = set()
         self._new_versions: set[bytes] = set()
         self._unmatched: set[bytes] = set()  # in the manifest, and not in the plan so far
@@ -182,12 +186,40 @@ class Additions:
         parts = source.split("/") if first.kind in NAMED else []
         names = ["", *("/".join(parts[at:]) for at in range(1, len(parts) - 1))]
         candidates = chain([first], (with_name(first, name) for name in names))
-        match = next((unit for unit in candidates if self._is_there(unit)), first)
+        match = next((unit for unit in candidates if self._is_there(unit)), None)
+        if match is None:
+            match = self._named_apart(first) if first.kind in NAMED else first
         yield match
         yield from (with_name(unit, dict(match.options).get(FILE_NAME, "")) for unit in units)
 
     def _is_there(self, unit: Unit) -> bool:
         return self._identity(unit) in self._unmatched or _beginning(unit) in self._begun
+
+    def _named_apart(self, unit: Unit) -> Unit:
+        """The unit with the name that its file has in the run; of a new file, with one that no other file has."""
+        last = base_name(unit.source)
+        names = self._names_of(last)
+        if unit.source in names:
+            return with_name(unit, names[unit.source])
+        taken, name = self._taken[last], name_of(unit)
+        for parts in count(name.count("/") + 2):
+            if name not in taken:
+                break
+            name = end_of(unit.source, parts)
+        taken.add(name)
+        return unit if name == name_of(unit) else with_name(unit, name)
+
+    def _names_of(self, last: str) -> dict[str, str]:
+        """Source -> name in its keys, of the files in the manifest whose paths end in `last`."""
+        if self._files is None:
+            self._files = {}
+            for u, source in self._manifest.files(NAMED):
+                self._files.setdefault(base_name(source), []).append(u)
+        if last not in self._names:
+            units = map(self._manifest.unit, self._files.get(_column_text(last), ()))
+            self._names[last] = {unit.source: dict(unit.options).get(FILE_NAME, "") for unit in units}
+            self._taken[last] = {name or last for name in self._names[last].values()}
+        return self._names[last]
 
     def _identity(self, unit: Unit) -> bytes:
         return _place(unit) if self._retried.get(unit.source) == unit.etag else bytes.fromhex(unit.unit_id)
@@ -293,6 +325,11 @@ def _place(unit: Unit) -> bytes:
     """Identity of a unit of a source that was retried: its samples, whatever bytes they take now."""
     options = (f"{name}={value}" for name, value in unit.options)
     return _digest(unit.kind, unit.source, str(unit.first), str(unit.samples), *options)
+
+
+def _column_text(source: str) -> str:
+    """A source as the manifest's column has it."""
+    return source.encode("utf-8", "backslashreplace").decode()
 
 
 def _digest(*parts: str) -> bytes:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from embq.core.errors import InputError, SourceError
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
+from embq.producer.file_names import distinct_names
 from embq.producer.selection import Selection
 from embq.sources.access.files import base_name, stat_file
 from embq.sources.formats.delimited import DelimitedSource
-from embq.sources.kinds import Listing, carrying, detect, source_for, split
+from embq.sources.interface import Fields
+from embq.sources.kinds import NAMED, Listing, carrying, detect, source_for, split
 from embq.sources.partitions import without_partition
-from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_options import ROWS, ReadOptions
 from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
 log = Events("producer")
 
 UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
 """Codes of a file that is planned unseen, as one unit that will fail; all other inputs are planned as usual."""
+
+_DIGITS = re.compile(r"\d+")
 
 _BARE = ("jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
@@ -33,6 +39,10 @@ _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
 """Codes that one option may cause for all inputs of a kind."""
+
+
+MAX_SHAPES = 32
+"""Files of one kind whose columns are compared: the first of each shape of name, such as `part-00000.parquet`."""
 
 
 class InputScan:
@@ -55,12 +65,15 @@ class InputScan:
         self._selection = selection
         self._pieces = _Pieces()
         self._paths = 0
+        self._above, self._has_several = "", False  # the folder of the last input, and whether others had another one
         self._digests: set[bytes] = set()
         self._missing: list[str] = []
         self._doubtful: tuple[str, ...] = ()
         self._repeated: list[str] = []
         self._empty: list[str] = []
         self._refused: InputError | None = None  # of the first input without a sample
+        self._other_columns: list[str] = []
+        self._shapes: dict[str, dict[str, str]] = {}  # kind -> name without its digits -> first path of that name
 
     def add(self, path: str, folder: str = "") -> None:
         """Scan one path: a file, or the inputs in a folder.
@@ -71,9 +84,15 @@ class InputScan:
         """
         self._paths += 1
         above = f"{(folder or path).rstrip('/')}/"
+        self._has_several = self._has_several or self._above not in ("", above)
+        self._above = above
         try:
             for kind, input_path in detect(path, self._options.kind, self._options.image_keys, self.listing):
                 below = input_path.removeprefix(above) if input_path.startswith(above) else ""
+                if below and kind in ROWS:
+                    shapes = self._shapes.setdefault(kind, {})
+                    if len(shapes) < MAX_SHAPES and self._selection.takes(input_path):
+                        shapes.setdefault(_DIGITS.sub("0", base_name(input_path)), input_path)
                 self._add_input(kind, input_path, below if "/" in below else "")
         except SourceError as error:
             if error.code != "source_missing":
@@ -146,8 +165,10 @@ class InputScan:
         """
         held: list[Unit] = []
         any_readable = False
+        has_names = self._has_several and not self.listing.taken.keys().isdisjoint(NAMED)
+        longer = distinct_names(self._named_files) if has_names else {}
         for piece in self._pieces:
-            for unit, readable in self._units_of(piece):
+            for unit, readable in self._units_of(piece, longer):
                 held.append(unit)
                 any_readable = any_readable or readable
                 if any_readable:
@@ -156,12 +177,19 @@ class InputScan:
         if not any_readable and self._refused is not None:
             raise self._refused
 
-    def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
-        """The units of one input, and of each whether its file could be planned."""
+    def _named_files(self) -> Iterator[tuple[str, str]]:
+        """(path, name in its keys) of each file whose name is in its keys."""
+        for piece in self._pieces:
+            if isinstance(piece, list) and piece[0] in NAMED:
+                yield piece[1], piece[2] or base_name(piece[1])
+
+    def _units_of(self, piece: Any, longer: Mapping[str, str]) -> Iterator[tuple[Unit, bool]]:
+        """The units of one input, and of each whether its file could be planned; `longer` are names in keys by path."""
         if isinstance(piece, dict):
             yield Unit.from_description(piece), True
             return
         kind, path, name = piece
+        name = longer.get(path, name)
         units = split(kind, path, self._options, name)
         try:
             first = next(units, None)
@@ -208,7 +236,40 @@ class InputScan:
             if kind not in self.kinds and (not self.kinds or error.code in _OPTION_CODES):
                 raise error
         self._options.refuse_useless({*self.kinds, *self._unclear})
+        for kind in self.kinds:
+            self._compare_columns(kind)
         return self._missing
+
+    def _compare_columns(self, kind: str) -> None:
+        """Note files of folders and patterns that have other columns than the first one.
+
+        Raises InputError if the text of one of them would be a guess, and that of another is of another column.
+        """
+        if len(paths := list(self._shapes.get(kind, {}).values())) < 2:
+            return
+        compared: list[tuple[str, Fields]] = []
+        for path in paths:
+            with suppress(SourceError):  # its units fail by it
+                if (fields := source_for(kind).fields(path, without_partition(self._options, path))) is not None:
+                    compared.append((path, fields))
+        compared.sort(key=lambda pair: pair[1].is_guess)
+        for path, fields in compared[1:]:
+            first_path, first = compared[0]
+            if fields.is_guess and fields.text != first.text:
+                raise InputError(
+                    f"{path}: its texts would be those of {fields.text!r}, its only column of strings; "
+                    f"{first_path} has them in {first.text!r}",
+                    code="ambiguous_column",
+                    next_step=f"leave it out with --exclude {shlex.quote(base_name(path))}, or name the column of all "
+                    "files with --text-column",
+                )
+        unlike = [(path, fields) for path, fields in compared[1:] if fields.names != compared[0][1].names]
+        if unlike:
+            path, fields = unlike[0]
+            verb = f"and {len(unlike) - 1:,} more have" if len(unlike) > 1 else "has"
+            self._other_columns.append(
+                f"{path} {verb} other columns than {compared[0][0]}: {_named(fields)}, not {_named(compared[0][1])}"
+            )
 
     def warnings(self) -> tuple[str, ...]:
         """One line each on inputs that are left out."""
@@ -217,7 +278,13 @@ class InputScan:
             lines.append(f"{_listed(self._repeated)} named more than once, planned once")
         if self._empty:
             lines.append(f"{_listed(self._empty)} empty, left out")
-        return tuple(lines)
+        return (*lines, *self._other_columns, *self.listing.warnings)
+
+
+def _named(fields: Fields) -> str:
+    """The first columns, for a message."""
+    names = sorted(fields.names)
+    return f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"
 
 
 def _version(path: str) -> str:

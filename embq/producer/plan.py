@@ -25,8 +25,8 @@ from embq.sources.access.files import absolute, exists, has_magic, join, match
 from embq.sources.access.listings import cached_listings
 from embq.sources.access.patterns import expand_braces
 from embq.sources.access.urls import check_source
-from embq.sources.extensions import ALL
-from embq.sources.formats.image_folder import OUTPUT, walk_with
+from embq.sources.extensions import ALL, of_system
+from embq.sources.formats.image_folder import OF_SYSTEM, OUTPUT, walk_with
 from embq.sources.kinds import SUPPORTED
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import first_metadata, may_have_metadata
@@ -137,12 +137,16 @@ def _matches(pattern: str, skipped: Counter[str]) -> Iterator[str]:
         yield absolute(pattern)
         return
     paths, holds_run = match(pattern), cache(lambda folder: all(exists(join(folder, name)) for name in MARKS))
-    matches = [path for path in paths if not _is_output(path, pattern, holds_run)]
-    if len(matches) < len(paths):
-        skipped[OUTPUT] += len(paths) - len(matches)
+    outside = [path for path in paths if not _is_output(path, pattern, holds_run)]
+    named = len(re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0])
+    matches = [path for path in outside if not of_system(path[named:])]
+    for reason, count in ((OUTPUT, len(paths) - len(outside)), (OF_SYSTEM, len(outside) - len(matches))):
+        if count:
+            skipped[reason] += count
     if not matches:
         raise InputError(
-            f"{pattern!r}: no file matches" + (" outside of output folders of embq" if paths else ""),
+            f"{pattern!r}: no file matches"
+            + (" outside of output folders of embq and folders of the system" if paths else ""),
             next_step="check the pattern: list the folder with the storage's own tool",
         )
     yield from map(absolute, matches)

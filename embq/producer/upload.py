@@ -21,7 +21,7 @@ from embq.core.units import Unit
 from embq.producer.announce import record_of
 from embq.sources.access.files import require_regular, source_errors
 from embq.sources.extensions import extensions_of
-from embq.sources.formats.image_folder import metadata_files_of
+from embq.sources.formats.metadata_files import metadata_files_of
 
 LOOK_S = 0.05
 LISTEN_S = 2.5

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from embq.core.errors import SourceError
+from embq.sources.interface import Fields
 from embq.sources.reader_options import ALL
 
 TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
@@ -114,6 +115,12 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     )
     refuse_duplicates(choice.names, [column.name for column in columns], path)
     return choice
+
+
+def fields_of(choice: ChosenColumns, names: Iterable[str], named: Iterable[tuple[str, str]]) -> Fields:
+    """The columns of a file with the column of its texts, which is a guess if neither its name nor the user says so."""
+    is_guess = bool(choice.text) and "text_column" not in dict(named) and choice.text.lower() not in TEXT_COLUMNS
+    return Fields(names=frozenset(names), text=choice.text, is_guess=is_guess)
 
 
 def _as_text(column: Column, options: Mapping[str, str]) -> Column:

@@ -101,7 +101,8 @@ class SamplesDigest:
     def add(self, sample: Sample) -> None:
         """The next sample. Of one that cannot be used its code counts: the message may have byte offsets."""
         self.samples += 1
-        code = None if sample.error is None else sample.error[0]
+        problem = sample.error or sample.unread
+        code = None if problem is None else problem[0]
         for part in (sample.key, sample.image, sample.text, sample.metadata, code):
             data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
             self._hash.update(b"-" if data is None else b"%d:" % len(data))

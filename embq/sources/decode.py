@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from codecs import BOM_UTF8
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from embq.core.errors import SampleError
 from embq.core.process.limits import decoded_bytes
+from embq.core.service.log import Events
 from embq.core.units import json_text, json_value
+
+log = Events("sources")
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
@@ -20,6 +24,15 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "
 _SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120
 """JSON up to this size is parsed without a look at it. A parsed value takes up to this many bytes: an empty object 64,
 its place in a list or object 8 to 40, and both are there twice while they grow."""
+
+
+@contextmanager
+def unread_counted(source: str) -> Iterator[list[str]]:
+    """Collect why metadata of first samples cannot be read, and log at the end how many are lost."""
+    unread: list[str] = []
+    yield unread
+    if unread:
+        log.warning("metadata_unread", source=source, samples=len(unread), first=unread[0])
 
 
 def decode_file(data: bytes) -> str:

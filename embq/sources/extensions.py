@@ -22,7 +22,7 @@ class Extensions(NamedTuple):
     @property
     def beside(self) -> tuple[str, ...]:
         """Extensions of the files beside an image in a folder, with the dot: captions in their order, then metadata."""
-        return tuple(dict.fromkeys(f".{extension}" for extension in (*self.texts, "json")))
+        return tuple(dict.fromkeys(ending for extension in (*self.texts, "json") for ending in endings(extension)))
 
     def is_image(self, name: str) -> bool:
         """True if the name ends in an image extension, in either case."""
@@ -36,6 +36,25 @@ class Extensions(NamedTuple):
 
 
 ALL = Extensions()
+
+
+def endings(extension: str) -> tuple[str, ...]:
+    """The forms in which an extension stands behind a name in a folder: `.txt`, `.TXT` and `.Txt`."""
+    return tuple(dict.fromkeys(f".{form}" for form in (extension, extension.upper(), extension.capitalize())))
+
+
+SYSTEM_NAMES = frozenset(
+    (
+        *("@eaDir", "#recycle", "__MACOSX", "lost+found", "System Volume Information"),
+        *("$RECYCLE.BIN", "$Recycle.Bin", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", ".DS_Store"),
+    )
+)
+"""Names of files and folders that systems and their file servers put among those of users: thumbnails, wastebaskets."""
+
+
+def of_system(path: str) -> bool:
+    """True if a file is a system's and nobody's sample: by `SYSTEM_NAMES`, or as macOS's `._name` of each file."""
+    return path.rpartition("/")[2].startswith("._") or not SYSTEM_NAMES.isdisjoint(path.split("/"))
 
 
 def extensions_of(options: tuple[tuple[str, str], ...]) -> Extensions:

@@ -39,6 +39,20 @@ class FileStatus(NamedTuple):
     version: str
 
 
+class Fields(NamedTuple):
+    """What the rows of one file have.
+
+    Attributes:
+        names: of all columns or fields.
+        text: the one that is embedded; "" if it is not a text.
+        is_guess: the text is taken from a column only because no other one could be it.
+    """
+
+    names: frozenset[str]
+    text: str
+    is_guess: bool
+
+
 class Source(Protocol):
     """One kind of input. Implementations are stateless; the contract suite runs against each."""
 
@@ -68,6 +82,13 @@ class Source(Protocol):
         Raises SourceError if the columns cannot be chosen, or the input is damaged or cannot be read.
         """
         return self.modalities
+
+    def fields(self, path: str, options: ReadOptions) -> Fields | None:
+        """The columns of one file, from its first bytes or footer; None for kinds without columns.
+
+        Raises SourceError as `holds` does.
+        """
+        return None
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one sample of a unit, where a sample can be read by itself; else the unit.

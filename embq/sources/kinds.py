@@ -23,8 +23,9 @@ from embq.sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from embq.sources.formats.hdf5 import Hdf5Source
-from embq.sources.formats.image_folder import METADATA_FILES, FilesSource, shown, walk
+from embq.sources.formats.image_folder import FilesSource, images_of, shown, walk
 from embq.sources.formats.lines import JsonLinesSource, LinesSource
+from embq.sources.formats.metadata_files import METADATA_FILES, unmatched
 from embq.sources.formats.parquet import PARQUET
 from embq.sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
 from embq.sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
@@ -66,6 +67,9 @@ _SUFFIXES = {
 
 GUARDED = ("parquet", "arrow", "hdf5")
 """Kinds whose parsers can crash or exhaust memory: they run in a reader process."""
+
+MAX_OTHERS = 20
+"""Files of no kind for each text or table of a folder: more are a repository or a home, not a data set."""
 
 NAMED = (*ROWS, "hdf5", "lines")
 """Kinds whose keys have the name of the file, where rows have no id."""
@@ -147,9 +151,11 @@ class Listing:
 
     Attributes:
         header: the names in the first line of the first .csv, for people.
+        warnings: one line each, about what is taken.
     """
 
     def __init__(self) -> None:
+        self.warnings: list[str] = []
         self.taken: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.header = ""
@@ -225,13 +231,14 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
     near: dict[str, int] = {}  # what has a name but for its extension: 1 an image, 2 a text; of names in a row
     texts = captions = 0
     by_kind: dict[str, list[str]] = {}
+    unknown: Counter[str] = Counter()  # what is no input, by extension
     for relative, _ in walk(path, listing.left_out, sizes=False):
         folder = os.path.dirname(relative)
         near = {stem: mask for stem, mask in near.items() if relative.startswith(f"{stem}.")}
         of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
         is_image = extensions.is_image(relative)
-        if is_image or (relative.endswith(".txt") and (folder in images or not of_writer)):
-            stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
+        if is_image or (relative[-4:].lower() == ".txt" and (folder in images or not of_writer)):
+            stem = extensions.stem(relative) if is_image else relative[:-4]
             bits = near.get(stem, 0)
             near[stem] = bits | (1 if is_image else 2)
             captions += near[stem] == 3 > bits
@@ -241,17 +248,24 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         elif (kind := kind_of(relative)) == "lines" and folder in images and only_kind in ("", "files"):
             texts += 1  # the paths of many millions of captions are not kept
         elif kind is None:
-            listing.left_out[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            unknown[os.path.splitext(relative)[1].lower() or "no extension"] += 1
         elif of_writer:
             listing.left_out["in a folder whose name begins with _"] += 1
         else:
             by_kind.setdefault(kind, []).append(relative)
+    listing.left_out.update(unknown)
     if images and only_kind in ("", "files"):
         if lone := texts + len(by_kind.pop("lines", ())) - captions:
             listing.left_out["texts beside no image"] += lone
-        for kind in ("csv", "jsonl") if not is_url(path) else ():
-            if files := [name for name in by_kind.pop(kind, ()) if os.path.basename(name) not in METADATA_FILES]:
+        described: set[str] = set()
+        for kind in ("csv", "jsonl", "parquet") if not is_url(path) else ():
+            files = by_kind.pop(kind, [])
+            described.update(name for name in files if os.path.basename(name) in METADATA_FILES)
+            if files := [name for name in files if name not in described]:
                 by_kind[kind] = files
+        if described:
+            pairs = images_of(walk(path, Counter(), sizes=False), Counter(), extensions)
+            listing.warnings += unmatched(path, described, (name for name, _ in pairs))
         listing.taken["files"] += images.total()
     for kind in by_kind.keys() - {only_kind} if only_kind else ():
         files = by_kind.pop(kind)
@@ -265,4 +279,12 @@ def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing
         if names:
             listing.left_out[reason] += len(names)
             by_kind[kind] = sorted(set(by_kind[kind]) - set(names))
-    return {kind: files for kind, files in by_kind.items() if files}
+    by_kind = {kind: files for kind, files in by_kind.items() if files}
+    sole = next(iter(by_kind)) if len(by_kind) == 1 and not only_kind else ""
+    if sole in _TEXT_SUFFIXES.values() and unknown.total() > MAX_OTHERS * len(by_kind[sole]):
+        raise InputError(
+            f"{path}: {len(by_kind[sole]):,} of its files could be inputs, such as {by_kind[sole][0]}, among "
+            f"{unknown.total():,} that are none: {shown(unknown)}",
+            next_step=f"name the files themselves, or take them with --input-format {format_of(sole)}",
+        )
+    return by_kind

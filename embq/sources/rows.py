@@ -24,6 +24,9 @@ _ROOTS = "roots"
 NO_IMAGES = ("images", "none")
 """Option of a unit that is being read: images that are files of their own are left out."""
 
+NO_TEXTS = ("texts", "none")
+"""Option of a unit that is being read: nothing is embedded of texts, so one that cannot be read costs no image."""
+
 KEYS_BY_DATASET = ("keys", "dataset")
 """Option of HDF5 units whose keys name dataset and row. Units of older runs lack it and count rows through the file."""
 
@@ -62,6 +65,7 @@ class RowSamples:
         self._needs_id = bool(named.get("id_column"))
         self._may_fetch = bool(named.get("image_column"))
         self._without_images = NO_IMAGES in unit.options
+        self._without_texts = NO_TEXTS in unit.options
         self._roots = named[_ROOTS].splitlines() if _ROOTS in named else None
 
     def failed(self, code: str, message: str) -> Sample:
@@ -85,10 +89,11 @@ class RowSamples:
             identity: of the key column, text as bytes; None or b"" makes the row's number the key.
             text: of the text column.
             image: the image's bytes, or why they cannot be had.
-            fields: columns that become metadata; a SampleError stands for a value that cannot be read.
+            fields: columns that become metadata; a SampleError stands for a value that cannot be read, which is lost.
         """
         ordinal, key = self._next()
         decoded = metadata = None
+        unread = None
         try:
             if identity is not None and identity != b"":
                 key = decode_text(identity) if isinstance(identity, bytes) else str(identity)
@@ -97,18 +102,27 @@ class RowSamples:
             if key in self._keys:
                 raise SampleError("duplicate_key", f"row {self._unit.first + ordinal + 1} repeats the id of an earlier")
             self._keys.add(key)
-            decoded = _text(choice, text)
             if isinstance(image, SampleError):
                 raise image
+            try:
+                decoded = _text(choice, text)
+            except SampleError as problem:
+                if not self._without_texts or not choice.image:
+                    raise
+                unread = (problem.code, problem.message)
             if image is not None and len(image) > SAMPLE_MAX_BYTES:
                 raise SampleError("too_large", f"the image has {len(image)} bytes, more than {SAMPLE_MAX_BYTES}")
             if fields:
-                metadata = compact_json({name: plain(value) for name, value in fields.items()}, "bad_metadata")
+                try:
+                    values = {name: plain(value) for name, value in fields.items()}
+                except SampleError:
+                    values, unread = _readable(fields)
+                metadata = compact_json(values, "bad_metadata")
                 if len(metadata) > SAMPLE_MAX_BYTES:
                     raise SampleError("too_large", f"the metadata have {len(metadata)} characters as JSON")
         except SampleError as problem:
             return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
-        return Sample(ordinal=ordinal, key=key, image=image, text=decoded, metadata=metadata)
+        return Sample(ordinal=ordinal, key=key, image=image, text=decoded, metadata=metadata, unread=unread)
 
     def _next(self) -> tuple[int, str]:
         ordinal = self._ordinal
@@ -185,6 +199,11 @@ def without_images(unit: Unit) -> Unit:
     return replace(unit, options=(*unit.options, NO_IMAGES))
 
 
+def without_texts(unit: Unit) -> Unit:
+    """The unit for a reader whose texts are kept beside images, and not embedded."""
+    return replace(unit, options=(*unit.options, NO_TEXTS))
+
+
 def _text(choice: ChosenColumns, text: bytes | None) -> str | None:
     """The text, which may only be missing if there are images."""
     if text is None:
@@ -197,6 +216,17 @@ def _text(choice: ChosenColumns, text: bytes | None) -> str | None:
     if not choice.image and (not decoded or decoded.isspace()):
         raise SampleError("empty_text", "the text is empty or only white space")
     return decoded
+
+
+def _readable(fields: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """The fields as JSON values, null for those that cannot be, and the code and message of the last of these."""
+    values, unread = {}, None
+    for name, value in fields.items():
+        try:
+            values[name] = plain(value)
+        except SampleError as problem:
+            values[name], unread = None, (problem.code, f"{name}: {problem.message}")
+    return values, unread
 
 
 def plain(value: Any) -> Any:

@@ -22,14 +22,16 @@ from embq.sources.interface import Moved, unwatched
 from embq.sources.kinds import is_guarded, source_for
 from embq.sources.partitions import add_partition, merged, partition_of
 from embq.sources.reader_process import client
-from embq.sources.rows import within, without_images
+from embq.sources.rows import within, without_images, without_texts
 from embq.sources.unusable import may_be_opened
 
 METADATA_CHARS = 1_000_000
 """Most metadata that a look at one unit returns."""
 
 
-def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, images: bool = True) -> Iterator[Sample]:
+def read(
+    unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, images: bool = True, texts: bool = True
+) -> Iterator[Sample]:
     """The samples of a unit that came over the network; of a retry, those that it repeats, with their first ordinals.
 
     Tables are read in a process of their own, under a limit of memory: see `embq.sources.reader_process`.
@@ -39,6 +41,7 @@ def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, im
         roots: the folders and URLs that units may lie in, links resolved; empty allows all.
         on_progress: called whenever bytes have come in.
         images: False leaves out images that are files of their own, which are neither read nor fetched.
+        texts: False if texts are not embedded; a caption that cannot be read is then `unread`, not an error.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source raises,
     and `too_large` if the texts of the unit are more than a unit may have.
@@ -47,6 +50,8 @@ def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, im
     source_for(unit.kind)
     if not images:
         unit = without_images(unit)
+    if not texts:
+        unit = without_texts(unit)
     samples = client.read(unit, roots, on_progress) if is_guarded(unit.kind) else read_here(unit, roots, on_progress)
     return _bounded(unit, samples)
 

@@ -52,6 +52,7 @@ class Accepted:
         bytes: its size.
         truncated: texts of which only the beginning was embedded.
         tokens: what its samples cost the device; 0 if the worker does not say.
+        unread: samples whose metadata, or captions that are not embedded, could not be read.
         retry: what it does again, if it is a retry.
     """
 
@@ -66,6 +67,7 @@ class Accepted:
     bytes: int
     truncated: int = 0
     tokens: int = 0
+    unread: int = 0
     retry: Retry | None = None
     part: CommittedFile | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
@@ -109,6 +111,7 @@ class _Published(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: Word
     truncated: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     tokens: Annotated[int, Meta(ge=0, lt=2**36)] = 0  # so that their sum over all units of a run has 64 bits
+    unread: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     ref: ShortText = ""
     sha256: Word = ""
 
@@ -206,6 +209,7 @@ class Acceptor:
             bytes=decoded.bytes,
             truncated=header.truncated,
             tokens=header.tokens,
+            unread=header.unread,
             retry=retry,
         )
 

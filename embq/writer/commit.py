@@ -227,6 +227,7 @@ class Committer:
                     quarantined=result.quarantined,
                     truncated=result.truncated,
                     tokens=result.tokens,
+                    unread=result.unread,
                     supersedes=0 if result.retry is None else result.retry.replaces,
                     lifts=0 if result.retry is None else result.retry.lifts,
                 )

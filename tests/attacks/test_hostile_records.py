@@ -41,7 +41,7 @@ def load(model: ModelConfig, device: str) -> StubEmbedder:
     return StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_token=0.0, s_per_batch=0.0)
 
 
-def read(unit: Unit, roots: object, on_progress: object) -> Iterator[Sample]:
+def read(unit: Unit, roots: object, on_progress: object, texts: bool) -> Iterator[Sample]:
     """Three samples; the units of two are of HDF5, which this machine cannot read."""
     if unit.samples == 2:
         hdf5._h5py()

@@ -12,7 +12,7 @@ import pytest
 from embq.core.errors import InputError, SourceError
 from embq.core.units import Unit
 from embq.producer.enqueue import prepare
-from embq.producer.plan import plan
+from embq.producer.plan import first_columns, plan
 from embq.sources.access import listings, ranged_reads
 from embq.sources.access.files import match
 from embq.sources.access.filesystems import bare, filesystem
@@ -96,6 +96,21 @@ def test_the_samples_are_the_same(case: Case, store: Store, tmp_path: Path) -> N
     found = detect(f"{store.url}/{path.name}")
     assert found == [(case.kind, f"{store.url}/{path.name}")]
     assert content(samples_of(*found[0])) == case.listing
+
+
+def test_sidecars_in_capitals_count_and_files_of_systems_do_not(store: Store) -> None:
+    junk = ("@eaDir/0.jpg", "__MACOSX/._0.jpg", "sub/$RECYCLE.BIN/0.jpg", "sub/._0.jpg", "Thumbs.db")
+    store.upload({"in/sub/0.JPG": b"0", "in/sub/0.TXT": b"x", "in/sub/0.Json": b'{"n": 1}'})
+    store.upload({f"in/{name}": b"junk" for name in junk})
+    columns, units = first_columns(plan([f"{store.url}/in"], OPTIONS).units)
+    (unit,) = units
+    (sample,) = read(unit, [])
+    assert (sample.key, sample.text, sample.metadata) == ("sub/0.JPG", "x", '{"n":1}')
+    assert [column.name for column in columns] == ["n"]
+    shards = {f"shards/{name}": bytes(1024) for name in ("0.tar", "@eaDir/0.tar", "__MACOSX/._0.tar", "sub/._0.tar")}
+    store.upload(shards)
+    for text in ("shards", "shards/**/*.tar"):
+        assert [unit.source for unit in plan([f"{store.url}/{text}"], OPTIONS).units] == [f"{store.url}/shards/0.tar"]
 
 
 def test_patterns_braces_and_folders_name_files(store: Store) -> None:

@@ -275,7 +275,9 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr(model_service, "load", device.load)
-    monkeypatch.setattr(reading, "read", lambda unit, roots, on_progress: (sample(0, ordinal) for ordinal in range(3)))
+    monkeypatch.setattr(
+        reading, "read", lambda unit, roots, on_progress, texts: (sample(0, ordinal) for ordinal in range(3))
+    )
     return device
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
+from embq.app.local.session import summary_lines
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.errors import InputError, OutputError, TryLaterError
 from embq.core.queue.keys import MAX_ATTEMPTS, VERSION
@@ -108,6 +109,21 @@ def test_texts_that_the_model_cut_off_are_counted_once_and_shown_everywhere(run:
     assert second.committer.state.totals()["truncated"] == 3
     for watch in (folder, broker, RunMonitor(run.layout.root, None)):
         assert watch.poll().to_json()["truncated"] == 3
+
+
+def test_samples_whose_metadata_were_not_read_are_counted_in_the_log_and_told_at_the_end(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0, unread=2)
+    run.work_one(1)  # of a worker that read all
+    writer.drain()
+    (record,) = [commit for commit in CommitLog(run.layout).read() if commit.units]
+    assert [unit.describe().get("unread") for unit in record.units] == [2, None]
+    second = run.writer()
+    run.work_one(2, unread=1)
+    second.drain()
+    assert second.committer.state.unread == CommitLog(run.layout).replay(len(run.units)).unread == 3
+    progress = RunMonitor(run.layout.root, run.client).poll()
+    assert any(line.startswith("3 rows lack metadata") for line in summary_lines(progress, run.layout.root))
 
 
 def test_tokens_of_results_are_counted_while_they_wait_and_once_they_are_committed(run: RunCase) -> None:

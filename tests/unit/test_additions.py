@@ -29,6 +29,7 @@ from embq.producer.additions import uncovered
 from embq.producer.enqueue import Planned, Request, prepare
 from embq.producer.plan import plan
 from embq.producer.selection import Selection
+from embq.sources.access.files import name_of
 from embq.sources.reader_options import ReadOptions
 from tests.e2e.check import _read_manifest
 from tests.support.planning import run_at_once, snapshot
@@ -132,6 +133,44 @@ def test_the_same_input_is_known_in_every_spelling_and_from_every_folder(
     known = [text.format(tmp=tmp_path) for text in SPELLINGS if "{tmp}" in text]
     others = [] if "**" in recorded else [str(other / name) for name in ("a.txt", "a.txt", "a*.txt")]
     assert uncovered([*known, "a.txt", "./a.txt", "a*.txt"], info.inputs, layout) == others
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["all/a/x.txt", "all/b/x.txt", "all/c/x.txt"],
+        ["all/a/x.txt", "all/a/x.txt all/b/x.txt", "all/c/x.txt all/b/x.txt all/a/x.txt"],
+        ["all/a/*.txt", "all/b/*.txt all/c/*.txt"],
+        ["all/a/x.txt all/b/x.txt", "all/a/x.txt", "all/c/x.txt", "all"],
+        ["all/a", "all/b", "all/?/x.txt"],
+    ],
+)
+def test_files_of_one_name_keep_their_keys_when_others_are_added(
+    request_: Request, tmp_path: Path, inputs: list[str]
+) -> None:
+    for name in "abc":
+        write(tmp_path / "all" / name / "x.txt", 12)
+    before: list[tuple[str, str]] = []
+    for names in inputs:
+        prepare(replace(request_, inputs=tuple(str(tmp_path / name) for name in names.split())))
+        named = [(unit.unit_id, name_of(unit)) for unit in Manifest(Layout(request_.output))]
+        assert named[: len(before)] == before
+        before = named
+    assert len(before) == 6, "two units of each, once"
+    assert len({name for _, name in before}) == 3
+    assert violations(request_.output) == []
+
+
+def test_a_run_whose_files_have_one_name_is_gone_on_with(request_: Request, tmp_path: Path) -> None:
+    """As runs of earlier versions have them: the keys that are there stay, and a new file gets one of its own."""
+    paths = [str(tmp_path / "all" / name / "x.txt") for name in "abc"]
+    for path in paths:
+        write(Path(path), 5)
+    prepare(replace(request_, inputs=tuple(paths[:2])), relocate=lambda unit: replace(unit, options=()))
+    assert [name_of(unit) for unit in Manifest(Layout(request_.output))] == ["x.txt", "x.txt"]
+    again = prepare(replace(request_, inputs=tuple(paths)))
+    assert again.added == 1
+    assert [name_of(unit) for unit in Manifest(Layout(request_.output))] == ["x.txt", "x.txt", "c/x.txt"]
 
 
 def test_files_added_to_a_folder_become_units_of_their_own(request_: Request, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_the_writer_refuses_a_result_with_samples_behind_its_rest(
     retry(root, FailureFilter(), version="0")
     rest = Sample(ordinal=ordinals[0], key="rest", error=(DAMAGED_REST, "cut"))
     other = Sample(ordinal=ordinals[1], key="d", image=b"D")
-    monkeypatch.setattr("tests.support.outputs.build.read", lambda unit, roots: iter([rest, other]))
+    monkeypatch.setattr("tests.support.outputs.build.read", lambda unit, roots, texts: iter([rest, other]))
     if ordinals == (3, 2):
         go_on(root)
         return

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import pytest
 
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
+from embq.producer.file_names import distinct_names
 from embq.producer.plan import Plan, first_columns, plan
+from embq.producer.selection import Selection
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.e2e.session import write_tar
@@ -264,33 +266,124 @@ def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path
     assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet", "arrow", "h5"])
+NAMED_KINDS = ["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "h5"]
+"""Endings of files whose name is in the keys of their rows."""
+
+
+def write_texts(path: Path, text: str) -> None:
+    """A file of one row without an id."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".txt":
+        path.write_text(f"{text}\n")
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as opened:
+            opened["text"] = [text]
+    else:
+        write_rows(path, text=[text], n=["1"])
+
+
+def keys_of(units: Iterable[Unit]) -> list[str]:
+    """The keys of all rows without the dataset, which those of HDF5 have; both readers give them."""
+    found = list(units)
+    keys = [sample.key for unit in found for sample in read(unit, [])]
+    assert keys == [sample.key for unit in found for sample in reread(unit, images=False)]
+    return [key.replace(":text:1", ":1") for key in keys]
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
 def test_files_of_one_name_below_a_folder_have_keys_of_their_own(tmp_path: Path, kind: str) -> None:
     names = ["a/deep/x", "a/x", "b/x", "x"]
     for name in names:
-        path = tmp_path / f"{name}.{kind}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = pa.table({"text": [f"text of {name}"]})
-        if kind == "parquet":
-            pq.write_table(table, path)
-        elif kind == "arrow":
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-        elif kind == "h5":
-            with h5py.File(path, "w") as opened:
-                opened["text"] = table["text"].to_pylist()
-        else:
-            head = {"txt": "", "jsonl": "", "csv": "text,n\n"}[kind]
-            line = {"txt": "text", "jsonl": '{"text": "text"}', "csv": "text,1"}[kind]
-            path.write_text(f"{head}{line}\n")
-    inside = f".{kind}:text:1" if kind == "h5" else f".{kind}:1"
+        write_texts(tmp_path / f"{name}.{kind}", f"text of {name}")
     for inputs in ([str(tmp_path)], [f"{tmp_path}/**/*.{kind}"], [f"{tmp_path}/{{a/deep/,a/,b/,}}x.{kind}"]):
-        units = list(plan(inputs, ReadOptions()).units)
-        keys = [sample.key for unit in units for sample in read(unit, [])]
-        assert sorted(keys) == [f"{name}{inside}" for name in names]
-        assert keys == [sample.key for unit in units for sample in reread(unit, images=False)]
-    (unit,) = plan_of(tmp_path / "a" / f"x.{kind}").units
-    assert [sample.key for sample in read(unit, [])] == [f"x{inside}"]
+        assert sorted(keys_of(plan(inputs, ReadOptions()).units)) == [f"{name}.{kind}:1" for name in names]
+    assert keys_of(plan_of(tmp_path / "a" / f"x.{kind}").units) == [f"x.{kind}:1"]
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
+def test_files_of_one_name_that_are_named_themselves_have_keys_of_their_own(tmp_path: Path, kind: str) -> None:
+    names = ["data/a/part-0", "data/b/part-0", "data/b/part-1"]
+    for name in (*names, "other/a/part-0", "other/part-1"):
+        write_texts(tmp_path / f"{name}.{kind}", f"text of {name}")
+
+    def keys(*inputs: str) -> list[str]:
+        planned = plan([str(tmp_path / one) for one in inputs], ReadOptions())
+        return [key.removesuffix(f".{kind}:1") for key in keys_of(planned.units)]
+
+    quoted = keys(f"data/*/part-0.{kind}")
+    expanded = [f"{name}.{kind}" for name in names]
+    assert keys(*expanded[:2]) == quoted == ["a/part-0", "b/part-0"]
+    assert keys(*expanded) == ["a/part-0", "b/part-0", "part-1"]
+    # A folder, a pattern and files that are named themselves, with names that are those of others.
+    deep = f"other/a/part-0.{kind}"
+    assert keys(expanded[0], deep) == ["data/a/part-0", "other/a/part-0"]
+    assert keys("data/a", f"other/*/part-0.{kind}", expanded[1]) == ["data/a/part-0", "other/a/part-0", "b/part-0"]
+    assert keys("data", "other") == ["data/a/part-0", "b/part-0", "b/part-1", "other/a/part-0", "part-1"]
+
+
+def test_names_of_many_files_are_told_apart_in_few_rounds() -> None:
+    files = [(f"/x/{n % 7}/{n}/part-0.parquet", "part-0.parquet") for n in range(1_000)]
+    rounds: list[int] = []
+
+    def listed() -> list[tuple[str, str]]:
+        rounds.append(1)
+        return files
+
+    assert distinct_names(listed) == {path: "/".join(path.split("/")[-2:]) for path, _ in files}
+    assert len(rounds) == 3
+    queries = [(f"https://host/get?id={n}", "get") for n in range(3)]
+    names = distinct_names(lambda: queries)
+    assert len(set(names.values())) == 3
+    assert all("id=" not in name for name in names.values()), "a query may hold a secret"
+
+
+def write_rows(path: Path, **columns: list[Any]) -> None:
+    """One table or .jsonl file, of the kind that its name tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+    else:
+        between = "\t" if path.suffix == ".tsv" else ","
+        rows = [list(columns), *(row.values() for row in table.to_pylist())]
+        path.write_text("".join(f"{between.join(map(str, row))}\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "arrow"])
+def test_a_file_of_a_folder_whose_text_is_a_guess_is_refused_beside_one_that_tells(tmp_path: Path, kind: str) -> None:
+    for number in range(3):
+        write_rows(tmp_path / f"corpus-{number}.{kind}", id=["1", "2"], text=["a", "b"])
+    for name in ("labels", "annotations"):  # behind and before the others
+        write_rows(tmp_path / f"{name}.{kind}", id=["1", "2"], label=["x", "y"])
+        for inputs in ([str(tmp_path)], [f"{tmp_path}/*.{kind}"]):
+            with pytest.raises(InputError, match=rf"{name}\.{kind}: its texts would be those of 'label'") as caught:
+                plan(inputs, ReadOptions())
+            assert f"--exclude {name}.{kind}" in caught.value.next_step
+            excluded = plan(inputs, ReadOptions(), selection=Selection(exclude=(f"{name}.{kind}",)))
+            assert (len(list(excluded.units)), excluded.warnings) == (3, ())
+        assert len(list(plan_of(tmp_path / f"{name}.{kind}", tmp_path / f"corpus-0.{kind}").units)) == 2, "named"
+        (tmp_path / f"{name}.{kind}").unlink()
+    write_rows(tmp_path / f"a.{kind}", id=["3"], body=["c"])
+    assert plan_of(tmp_path).warnings == (
+        f"{tmp_path}/corpus-0.{kind} has other columns than {tmp_path}/a.{kind}: (id, text), not (body, id)",
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "arrow", "jsonl"])
+def test_files_of_a_folder_with_other_columns_are_told(tmp_path: Path, kind: str) -> None:
+    for number in range(40):
+        write_rows(tmp_path / f"part-{number:05d}.{kind}", id=["1"], text=["a"])
+    assert plan_of(tmp_path).warnings == ()
+    write_rows(tmp_path / f"reviews.{kind}", id=["1"], text=["a"], stars=["5"])
+    assert plan_of(tmp_path).warnings == (
+        f"{tmp_path}/reviews.{kind} has other columns than {tmp_path}/part-00000.{kind}: "
+        "(id, stars, text), not (id, text)",
+    )
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
@@ -326,7 +419,12 @@ def test_a_metadata_file_beside_images_gives_captions_and_metadata(tmp_path: Pat
     (tmp_path / f"metadata.{ending}").write_text("image\n0.png" if ending == "csv" else '{"image": "0.png"}')
     assert [one.text for one in read(unit, [])][:2] == [None, None], "it is somebody else's, without a file_name"
     assert [one.text for one in reread(unit, images=False)][:2] == [None, None]
-    (tmp_path / f"metadata.{ending}").write_text('text\n"')
-    assert [one.error and one.error[0] for one in read(unit, [])] == ["bad_metadata"] * 3 + [None] * 2 + [
+    (tmp_path / f"metadata.{ending}").write_text('file_name\n"')
+    # 2.png has a caption beside it, and the images in "own" a file of their own.
+    bad = ["bad_metadata", "bad_metadata", None, None, None, "bad_metadata"]
+    assert [one.error and one.error[0] for one in read(unit, [])] == bad
+    without_texts = list(read(unit, [], texts=False))
+    assert [one.error for one in without_texts] == [None] * 6
+    assert [one.unread and one.unread[0] for one in without_texts] == ["bad_metadata"] * 3 + [None] * 2 + [
         "bad_metadata"
     ]

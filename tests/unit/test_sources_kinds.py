@@ -9,7 +9,7 @@ import pytest
 from embq.core.errors import InputError, SourceError
 from embq.core.units import Unit
 from embq.sources.kinds import SOURCES, Listing, detect, kind_of, source_for
-from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_options import ReadOptions, format_of
 from embq.sources.unit_reader import read
 
 
@@ -99,6 +99,18 @@ def test_a_folder_with_several_kinds_names_the_option_that_chooses(
     kind = kind_of(names[0]) or "files"
     assert {found for found, _ in detect(str(tmp_path), kind, listing=listing)} == {kind}
     assert sum(listing.left_out.values()) == 1
+
+
+@pytest.mark.parametrize("name", ["a.txt", "notes/a.txt.gz", "a.csv", "a.tsv.zst", "a.jsonl"])
+def test_a_text_or_table_among_a_repository_of_code_is_taken_only_where_it_is_named(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name, *(f"src/{number}.py" for number in range(250)))
+    with pytest.raises(InputError, match=rf"1 of its files .*such as {name}, among 250 .*\.py \(250\)") as caught:
+        detect(str(tmp_path))
+    kind = kind_of(name) or ""
+    assert caught.value.next_step.endswith(f"--input-format {format_of(kind)}")
+    assert detect(str(tmp_path), kind) == detect(str(tmp_path / name)) == [(kind, str(tmp_path / name))]
+    touch(tmp_path, *(f"{number}.{name.partition('.')[2]}" for number in range(12)))
+    assert len(detect(str(tmp_path))) == 13
 
 
 def test_a_wanted_kind_stands_above_names(tmp_path: Path) -> None:

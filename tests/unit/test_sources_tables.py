@@ -218,7 +218,10 @@ def test_metadata_is_json_whatever_the_type(tmp_path: Path) -> None:
         "deep": {"a": [1, None]},
     }
     assert json.loads(second.metadata or "") == {"when": None, "price": None, "score": 1.5, "deep": None}
-    assert [code(s) for s in samples_of(path, metadata_columns=("blob",))] == ["bad_metadata", None]
+    lost, whole = samples_of(path, metadata_columns=("blob", "price"))
+    assert (code(lost), code(whole), whole.unread) == (None, None, None)
+    assert (lost.unread or ("",))[0] == "bad_metadata"
+    assert json.loads(lost.metadata or "") == {"blob": None, "price": "1.50"}
 
 
 def test_the_path_of_an_image_may_not_leave_the_folder_of_its_table(tmp_path: Path) -> None:

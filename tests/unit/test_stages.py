@@ -100,6 +100,21 @@ def drive(stages: SimpleNamespace, *works: LeasedUnit) -> None:
     stages.embed.flush()
 
 
+def test_samples_whose_metadata_cannot_be_read_are_rows_and_are_counted(
+    stages: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = stages.folder / "t.csv"
+    fields = [b"caf\xe9" if n % 10 == 3 else b"plain" for n in range(400)]
+    path.write_bytes(b"text,n\n" + b"".join(b"%d,%s\n" % pair for pair in enumerate(fields)))
+    (unit,) = SOURCES["csv"].split(str(path), ReadOptions())
+    work = make_work(stages, unit, "t1")
+    drive(stages, work)
+    assert (len(work.samples), work.failures, work.unread) == (400, [], 40)
+    (told,) = [record.message for record in caplog.records if record.message.startswith("metadata_unread")]
+    assert "samples=40" in told
+    assert "first=t.csv:4" in told
+
+
 def test_a_batch_spans_units_and_each_unit_gets_its_own_rows(stages: SimpleNamespace) -> None:
     first = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
     second = make_work(stages, texts(stages, "b.txt", ["four", "five", "six"]), "t2")

@@ -80,6 +80,7 @@ MEMBERS = [
 ]
 FILES = {
     "b/2.png": b"two",
+    "b/2.txt": b"caf\xe9",
     "b/10.jpg": b"ten",
     "a.jpg": b"a",
     "a.txt": b"caption of a",
@@ -164,8 +165,8 @@ def test_a_finished_run_over_a_folder_is_ok(tmp_path: Path) -> None:
     report = verify(build(tmp_path / "out", [write_folder(tmp_path / "in", FILES)], unit_samples=2))
 
     assert report.violations == ()
-    assert (report.rows, report.failures, report.units) == (4, 1, 3)
-    assert report.vectors_recomputed == 4
+    assert (report.rows, report.failures, report.units) == (5, 0, 3), "unread metadata and captions cost no image"
+    assert report.vectors_recomputed == 5
 
 
 def test_a_shard_that_failed_whole_stands_for_all_its_samples(tmp_path: Path) -> None:

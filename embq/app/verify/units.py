@@ -120,6 +120,7 @@ class Units:
             for column, (image, text) in (info.model.compared.items() if info.rows.similarity else ())
         }
         self._chunking = info.model.chunking
+        self._texts = "text" in info.model.modalities
 
     def check(
         self,
@@ -257,7 +258,7 @@ class Units:
 
         Raises SourceError as `embq.sources.unit_reader.read` does.
         """
-        return read(replace(unit, retry=None), (), images=False)
+        return read(replace(unit, retry=None), (), images=False, texts=self._texts)
 
     def content(self, rows: Rows, *, mapped: bool) -> Content:
         """What collects the differences of one unit."""

@@ -30,6 +30,7 @@ class LogState:
     Attributes:
         units: number of units of the run.
         failures, quarantined: those that stand; a committed retry replaces those that it retries.
+        unread: samples of all units whose metadata, or captions that are not embedded, could not be read.
         retries: units among the committed ones that replaced failures.
         ended: whether the last record closes the log; units added since open it again.
         widths: of the vectors, by column; empty before the first rows.
@@ -46,6 +47,7 @@ class LogState:
     quarantined: Count = 0
     truncated: Count = 0
     tokens: Count = 0
+    unread: Count = 0
     retries: Count = 0
     count: Count = 0
     fingerprint: ShortText = ""
@@ -85,6 +87,7 @@ class LogState:
             self.done[unit.u >> 3] |= 0x80 >> (unit.u & 7)
         for what, count in added_by(commit.units).items():
             setattr(self, what, getattr(self, what) + count)
+        self.unread += sum(unit.unread for unit in commit.units)
         self.retries += sum(unit.supersedes > 0 for unit in commit.units)
         self.count += len(commit.units)
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])

@@ -73,6 +73,7 @@ class CommittedUnit:
         quarantined: code of the failure that stands for the whole unit, or "".
         truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
         tokens: of its samples, as the device computes them; 0 if unknown.
+        unread: samples whose metadata, or captions that are not embedded, could not be read.
         supersedes: failures of earlier records that its rows and failures replace (a retry).
         lifts: units of earlier records, 0 or 1, whose quarantine it ends.
     """
@@ -86,13 +87,14 @@ class CommittedUnit:
     quarantined: ShortText = ""
     truncated: Count = 0
     tokens: Count = 0
+    unread: Count = 0
     supersedes: Count = 0
     lifts: Count = 0
 
     def describe(self) -> dict[str, Any]:
-        """The unit as a record holds it, without zeros in the fields of retries and of unknown tokens."""
+        """The unit as a record holds it, without zeros in the fields that few units have or earlier versions lack."""
         described: dict[str, Any] = msgspec.to_builtins(self)  # asdict takes 50 times as long
-        for name in ("tokens", "supersedes", "lifts"):
+        for name in ("tokens", "unread", "supersedes", "lifts"):
             if not described[name]:
                 del described[name]
         return described

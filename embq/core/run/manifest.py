@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,20 @@ class Manifest:
             table = table.filter(pc.is_in(table["unit_id"], ids))
             sources.update(zip(table["unit_id"].to_pylist(), table["source"].to_pylist(), strict=True))
         return sources
+
+    def files(self, kinds: Collection[str]) -> Iterator[tuple[int, str]]:
+        """(index of a unit, source) of the files of some kinds, each once for its units that follow each other.
+
+        A source is as the column has it: with escapes for bytes that are not UTF-8.
+        """
+        for start, path in zip(self._starts, self._paths, strict=True):
+            table = _read_table(path, ["kind", "source"])
+            previous = ""
+            pairs = zip(table["kind"].to_pylist(), table["source"].to_pylist(), strict=True)
+            for u, (kind, source) in enumerate(pairs, start):
+                if kind in kinds and source != previous:
+                    yield u, source
+                previous = source
 
     def is_retry(self, u: int) -> bool:
         """True if the generation of unit `u` is one of retries."""

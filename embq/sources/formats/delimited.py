@@ -14,7 +14,7 @@ from itertools import islice
 from embq.core.errors import InputError, SampleError, SourceError
 from embq.core.units import Sample, Unit
 from embq.sources.access.files import require_same
-from embq.sources.columns import ChosenColumns, Column, choose, refuse_duplicates
+from embq.sources.columns import ChosenColumns, Column, choose, fields_of, refuse_duplicates
 from embq.sources.decode import decode_text
 from embq.sources.formats.delimited_rows import (
     NO_HEADER,
@@ -29,7 +29,7 @@ from embq.sources.formats.delimited_rows import (
     with_option,
 )
 from embq.sources.formats.text_files import Cut, check_head, damage_of, open_planned, open_text, whole_first
-from embq.sources.interface import Moved, Source, unwatched
+from embq.sources.interface import Fields, Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import RowSamples, metadata_of
 from embq.sources.unusable import failing_unit, not_as_planned, note_unusable, refuse_unreadable
@@ -51,8 +51,17 @@ class DelimitedSource(Source):
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this file can have, from its header; SourceError if it has none."""
+        return self._chosen(path, options)[0].modalities
+
+    def fields(self, path: str, options: ReadOptions) -> Fields:
+        """The names in the header."""
+        choice, names = self._chosen(path, options)
+        return fields_of(choice, names, options.columns)
+
+    def _chosen(self, path: str, options: ReadOptions) -> tuple[ChosenColumns, list[str]]:
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
-            return _choice(read_header(text, unit)[0], unit).modalities
+            names = read_header(text, unit)[0]
+            return _choice(names, unit), names
 
     def header(self, path: str, options: ReadOptions) -> list[str]:
         """The names in the first line of a file; none if that is a row."""

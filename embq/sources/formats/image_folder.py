@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, islice, repeat
@@ -19,22 +16,19 @@ from embq.core.errors import InputError, SampleError, SourceError
 from embq.core.run.layout import MARKS
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
-from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json, json_text, json_value
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from embq.sources.access import listings
 from embq.sources.access.files import check_inside, join, read_inside, source_errors
 from embq.sources.access.ranged_reads import fetch_all
-from embq.sources.columns import TEXT_COLUMNS, find_name
-from embq.sources.decode import decode_file, decode_metadata
-from embq.sources.extensions import ALL, Extensions, extensions_of
+from embq.sources.decode import decode_file, decode_metadata, unread_counted
+from embq.sources.extensions import ALL, SYSTEM_NAMES, Extensions, endings, extensions_of, of_system
+from embq.sources.formats.metadata_files import METADATA_FILES, Content, fields_of
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.partitions import merged
 from embq.sources.reader_options import ReadOptions
-from embq.sources.rows import NO_IMAGES
+from embq.sources.rows import NO_IMAGES, NO_TEXTS
 
 log = Events("sources")
-
-METADATA_FILES = ("metadata.csv", "metadata.jsonl")
-"""Local files of captions and metadata by `file_name`, for the images beside and below: `datasets`' imagefolder."""
 
 _LINKS = 100
 """First images of a folder of which it is seen before the run whether they are links out of it."""
@@ -91,12 +85,13 @@ class FilesSource(Source):
     def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
         extensions, images = extensions_of(unit.options), NO_IMAGES not in unit.options
+        texts = NO_TEXTS not in unit.options
         if is_url(unit.source):
             contents = _fetched_contents(unit, extensions, on_progress, images=images)
         else:
             contents = repeat(_local_content(unit.source, on_progress, images=images))
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
-            yield _sample(ordinal, relative, size, extensions, content)
+            yield _sample(ordinal, unit.source, relative, size, extensions, content, texts=texts)
 
     def part(self, unit: Unit, first: int, samples: int | None = None) -> Unit:
         """The unit of some of its files."""
@@ -106,24 +101,28 @@ class FilesSource(Source):
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
         if is_url(unit.source):
-            return ".json" in dict(unit.options).get("beside", "").split(",")
+            return ".json" in dict(unit.options).get("beside", "").lower().split(",")
         return any(True for _ in self.first_metadata(unit, _ASKED))
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the `.json` files beside the first images."""
         extensions = extensions_of(unit.options)
-        names = [f"{extensions.stem(relative)}.json" for relative, _ in unit.items[:most]]
+        stems = [extensions.stem(relative) for relative, _ in unit.items[:most]]
         if is_url(unit.source):
+            names = [f"{stem}{end}" for stem in stems for end in _present(unit, Extensions(texts=()))]
             urls = [join(unit.source, name) for name in names]
             fetched = dict(zip(names, fetch_all(urls, [None] * len(urls), unwatched), strict=True))
-            content: _Content = partial(_fetched_content, unit.source, fetched)
+            content: Content = partial(_fetched_content, unit.source, fetched)
         else:
             content = _local_content(unit.source, unwatched)
-        for name, (relative, _) in zip(names, unit.items, strict=False):
-            with suppress(SampleError):
-                fields, data = _fields_of(relative, content)[1], content(name, None)
-                if fields or data is not None:
-                    yield merged(fields, None if data is None else decode_metadata(data))
+        with unread_counted(unit.source) as unread:
+            for stem, (relative, _) in zip(stems, unit.items, strict=False):
+                try:
+                    fields, data = fields_of(unit.source, relative, content)[1], _beside(stem, "json", content)
+                    if fields or data is not None:
+                        yield merged(fields, None if data is None else decode_metadata(data))
+                except SampleError as problem:
+                    unread.append(f"{relative}: {problem.message}")
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
@@ -171,73 +170,56 @@ def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str,
 
 def _extensions_beside(files: Iterable[tuple[str, int]], extensions: Extensions) -> tuple[tuple[str, str], ...]:
     """Option that lists the extensions of files beside images in a remote folder; trying each name would be slow."""
-    names = [relative.lower() for relative, _ in files]
-    present = [extension for extension in extensions.beside if any(name.endswith(extension) for name in names)]
+    present = [ending for ending in extensions.beside if any(relative.endswith(ending) for relative, _ in files)]
     return (("beside", ",".join(sorted(present))),) if present else ()
 
 
-_Content = Callable[[str, int | None], bytes | None]
-"""Content of a file of the folder by name and planned size. A file that was not planned has no size; None if it is
-missing. Raises SampleError if the file cannot be used, SourceError if the storage is away."""
+def _beside(stem: str, extension: str, content: Content) -> bytes | None:
+    """The content of the file of that name and extension, in small or capital letters; None if there is none."""
+    return next((data for end in endings(extension) if (data := content(stem + end, None)) is not None), None)
 
 
-@lru_cache(maxsize=2)
-def _parsed(name: str, data: bytes) -> dict[str, dict[str, Any]]:
-    """The rows of a metadata file by their `file_name`; those without one are of somebody else's file, and left out.
+def _sample(
+    ordinal: int, root: str, relative: str, size: int, extensions: Extensions, content: Content, *, texts: bool
+) -> Sample:
+    """The sample of an image with what stands beside it, or its failure.
 
-    Raises SampleError `bad_metadata` for a line that is no row.
+    Metadata that cannot be read are no error; nor is a caption without `texts`.
     """
-    text = decode_file(data)
-    try:
-        if name.endswith(".csv"):
-            rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="rest", strict=True))
-        else:
-            rows = [json_value(line) for line in text.split("\n") if line.strip()]
-        named = [row for row in rows if "file_name" in row and json_text(row) and canonical_json(row).encode()]
-        return {row.pop("file_name"): row for row in named}
-    except (csv.Error, ValueError, RecursionError, TypeError, AttributeError) as error:
-        raise SampleError("bad_metadata", f"{name}: a line is no row: {error!r}") from error
-
-
-def _fields_of(relative: str, content: _Content) -> tuple[str | None, dict[str, Any]]:
-    """Caption, or None, and other fields of an image in the metadata file that is nearest to it."""
-    for file in metadata_files_of(relative):
-        if (data := content(file, None)) is not None:
-            fields = dict(_parsed(file, data).get(relative.removeprefix(file[: file.rfind("/") + 1]), {}))
-            texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-            return fields.pop(find_name(texts, TEXT_COLUMNS), None), fields
-    return None, {}
-
-
-def metadata_files_of(relative: str) -> Iterator[str]:
-    """Relative paths at which a file with an image's caption and metadata may be, the nearest first."""
-    folder = relative
-    while folder:
-        folder = folder[: folder.rstrip("/").rfind("/") + 1]
-        yield from (folder + file for file in METADATA_FILES)
-
-
-def _sample(ordinal: int, relative: str, size: int, extensions: Extensions, content: _Content) -> Sample:
-    """The sample of an image with what stands beside it, or the failure of the first of them."""
     stem = extensions.stem(relative)
-    image = text = metadata = error = None
+    text = metadata = unread = None
+    fields: dict[str, Any] = {}
     try:
         image = content(relative, size)
-        text, fields = _fields_of(relative, content)
-        for extension in extensions.texts:
-            if (data := content(f"{stem}.{extension}", None)) is not None:
-                text = decode_file(data)
-                break
-        if (data := content(f"{stem}.json", None)) is not None:
-            metadata = decode_metadata(data)
-        if fields:
-            metadata = merged(fields, metadata)
+        try:
+            text, fields = fields_of(root, relative, content)
+        except SampleError as problem:
+            unread = problem
+        try:
+            for extension in extensions.texts:
+                if (data := _beside(stem, extension, content)) is not None:
+                    text = decode_file(data)
+                    break
+        except SampleError as problem:
+            if texts:
+                raise
+            text, unread = None, problem
+        if texts and text is None and unread is not None:  # the file that cannot be read may have had it
+            raise unread
     except SampleError as problem:
-        error = (problem.code, problem.message)
-    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+        return Sample(ordinal=ordinal, key=relative, error=(problem.code, problem.message))
+    try:
+        if (data := _beside(stem, "json", content)) is not None:
+            metadata = decode_metadata(data)
+    except SampleError as problem:
+        unread = problem
+    if fields:
+        metadata = merged(fields, metadata)
+    lost = None if unread is None else (unread.code, unread.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, unread=lost)
 
 
-def _local_content(folder: str, on_progress: Moved, *, images: bool = True) -> _Content:
+def _local_content(folder: str, on_progress: Moved, *, images: bool = True) -> Content:
     with source_errors(folder):
         os.stat(folder)
     root = os.path.realpath(folder)
@@ -254,13 +236,12 @@ def _local_content(folder: str, on_progress: Moved, *, images: bool = True) -> _
     return content
 
 
-def _fetched_contents(unit: Unit, extensions: Extensions, on_progress: Moved, *, images: bool) -> Iterator[_Content]:
+def _fetched_contents(unit: Unit, extensions: Extensions, on_progress: Moved, *, images: bool) -> Iterator[Content]:
     """The content of each image of a remote folder and of the files beside it, fetched several at a time.
 
     Without `images` nothing tells whether an image has changed.
     """
-    present = dict(unit.options).get("beside", "").split(",")
-    beside = [extension for extension in extensions.beside if extension in present]
+    beside = _present(unit, extensions)
     groups = [
         [*[(relative, size)] * images, *((extensions.stem(relative) + extension, None) for extension in beside)]
         for relative, size in unit.items
@@ -269,6 +250,12 @@ def _fetched_contents(unit: Unit, extensions: Extensions, on_progress: Moved, *,
     fetched = fetch_all([join(unit.source, name) for name, _ in files], [size for _, size in files], on_progress)
     for group in groups:
         yield partial(_fetched_content, unit.source, {name: next(fetched) for name, _ in group})
+
+
+def _present(unit: Unit, extensions: Extensions) -> list[str]:
+    """The endings of files beside images that the remote folder of a unit has."""
+    present = dict(unit.options).get("beside", "").split(",")
+    return [ending for ending in extensions.beside if ending in present]
 
 
 def _fetched_content(
@@ -294,14 +281,15 @@ def walk_with(keys: tuple[str, ...], path: str, skipped: Counter[str]) -> Iterat
     return images_of(walk(path, skipped), skipped, Extensions(images=keys) if keys else ALL)
 
 
-OUTPUT = "output folder of embq"
-"""Reason under which `walk` and patterns count output folders that they leave out."""
+OUTPUT, OF_SYSTEM = "output folder of embq", "of the system"
+"""Reasons under which `walk` and patterns count what they leave out."""
 
 
 def walk(path: str, skipped: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
     """(relative path, bytes) of every file, sorted; without `sizes`, local files have 0 and are not looked at.
 
-    `skipped` counts what is left out: names that begin with a dot, output folders of embq, linked folders.
+    `skipped` counts what is left out: names that begin with a dot or are a system's, output folders of embq, linked
+    folders.
     """
     return _visible(listings.walk(path), skipped) if is_url(path) else _walk_local(path, skipped, sizes)
 
@@ -315,6 +303,8 @@ def _visible(files: Sequence[tuple[str, int]], skipped: Counter[str]) -> Iterato
     for name, size in files:
         if name.startswith(".") or "/." in name:
             skipped["hidden"] += 1
+        elif of_system(name):
+            skipped[OF_SYSTEM] += 1
         elif not name.startswith(outputs):
             yield name, size
 
@@ -355,10 +345,13 @@ def _walk_local(path: str, skipped: Counter[str], sizes: bool) -> Iterator[tuple
             listed = [
                 (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
                 for child in children
-                if not child.name.startswith(".")
+                if not child.name.startswith(".") and child.name not in SYSTEM_NAMES
             ]
         if len(listed) < len(children):
-            skipped["hidden"] += len(children) - len(listed)
+            hidden = sum(child.name.startswith(".") for child in children)
+            skipped.update({"hidden": hidden} if hidden else {})
+            of_systems = len(children) - len(listed) - hidden
+            skipped.update({OF_SYSTEM: of_systems} if of_systems else {})
         listed.sort(key=lambda pair: pair[0], reverse=True)
         stack.extend(listed)
     if links:

@@ -27,7 +27,7 @@ from embq.sources.formats.text_files import (
     refuse_head,
     split_lines,
 )
-from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.interface import SAMPLE_MAX_BYTES, Fields, Moved, Source, unwatched
 from embq.sources.reader_options import ALL, ReadOptions
 from embq.sources.unusable import COMPRESSION_CODES
 
@@ -96,6 +96,12 @@ class JsonLinesSource(Source):
         if identity in floats and identity not in (columns.metadata_names or ()):
             chosen_key([Column(name=identity, role="other", type="float")], {}, path)
         return self.modalities
+
+    def fields(self, path: str, options: ReadOptions) -> Fields:
+        """The fields of the first lines."""
+        counts, _ = _first_fields(path, [options.text_column])
+        text = options.text_column or find_name(counts, TEXT_COLUMNS)
+        return Fields(names=frozenset(counts), text=text, is_guess=False)
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""

@@ -13,8 +13,8 @@ from embq.core.service.log import Events
 from embq.core.units import Sample, Unit
 from embq.sources.access.cursors import LastCursor
 from embq.sources.access.files import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
-from embq.sources.columns import Column, choose, left_out, shown
-from embq.sources.interface import FILE_UNITS_MAX, Moved, Source, unwatched
+from embq.sources.columns import Column, choose, fields_of, left_out, shown
+from embq.sources.interface import FILE_UNITS_MAX, Fields, Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.sources.reader_process.client import inspect
 from embq.sources.rows import RowSamples, metadata_of
@@ -72,6 +72,12 @@ class TableSource(Source):
         if unused := left_out(columns, unit.options, choice):
             log.warning("columns_left_out", path=path, columns=shown(unused))
         return choice.modalities
+
+    def fields(self, path: str, options: ReadOptions) -> Fields:
+        """The columns of the schema."""
+        unit = self._unit_of_file(path, options)
+        columns = _columns(inspect(unit))
+        return fields_of(choose(columns, unit.options, path), (column.name for column in columns), unit.options)
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units from the table's own counts; no row is read.

@@ -21,12 +21,13 @@ from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
 from embq.sources.access.files import forget_cached, give_back, load_unchanged, source_errors, stat_file, view_of
 from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
-from embq.sources.decode import decode_file, decode_metadata
-from embq.sources.extensions import ALL, Extensions, extensions_of
+from embq.sources.decode import decode_file, decode_metadata, unread_counted
+from embq.sources.extensions import ALL, Extensions, extensions_of, of_system
 from embq.sources.formats.compressed import beginning, unpack_to_cut
 from embq.sources.formats.tar_headers import BLOCK, Archive, TarMember, parse_first_members, parse_members, walk
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
+from embq.sources.rows import NO_TEXTS
 
 log = Events("sources")
 
@@ -101,8 +102,9 @@ class TarSource(Source):
                 next_step="write the shard with names of the form key.extension",
             )
         images = view_of(data)
+        texts = NO_TEXTS not in unit.options
         for ordinal, entry in enumerate(_of_unit(entries, unit)):
-            yield _sample(ordinal, entry, data, images, extensions)
+            yield _sample(ordinal, entry, data, images, extensions, texts)
         del images
         give_back(data)
 
@@ -135,10 +137,13 @@ class TarSource(Source):
         """From the `.json` members in the first bytes of the shard."""
         data = beginning(unit, LOOKED_AT_BYTES)
         entries = group(parse_first_members(data), extensions_of(unit.options))
-        for entry in _of_unit(entries, unit)[:most]:
-            if "json" in entry.parts and entry.again is None:
-                with suppress(SampleError):
-                    yield decode_metadata(_content(entry.parts["json"], data))
+        with unread_counted(unit.source) as unread:
+            for entry in _of_unit(entries, unit)[:most]:
+                if "json" in entry.parts and entry.again is None:
+                    try:
+                        yield decode_metadata(_content(entry.parts["json"], data))
+                    except SampleError as problem:
+                        unread.append(f"{entry.key}: {problem.message}")
 
 
 def _warn_of_other_images(unit: Unit) -> None:
@@ -249,7 +254,7 @@ def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, exte
     keys = {entry.key for entry in entries}
     digest = SamplesDigest()
     for ordinal, entry in enumerate(_of_unit(entries, unit)):
-        sample = _sample(ordinal, entry, data, data, extensions)
+        sample = _sample(ordinal, entry, data, data, extensions, NO_TEXTS not in unit.options)
         digest.add(sample)
         yield sample
     if digest.samples == unit.samples:
@@ -320,6 +325,8 @@ def group(members: list[TarMember], extensions: Extensions = ALL) -> list[TarSam
             extension = extension.lower()
         entry = by_key.get(key)
         if entry is None:
+            if ("/" in key or extension in _SYSTEM_EXTENSIONS) and of_system(member.name):
+                continue
             entry = by_key[key] = TarSample(key, {}, None)
             entries.append(entry)
         if extension not in entry.parts:
@@ -336,12 +343,16 @@ _NO_SAMPLE = re.compile(r"__[^/.]*__(?:[./]|$)|(?:.*/)?\._", re.DOTALL)
 """webdataset's members about the shard, such as `__index__.json` and `__meta__/...`, and macOS's `._name` of each."""
 
 
+_SYSTEM_EXTENSIONS = ("db", "ini", "ds_store")
+"""Lower-case extensions of the files among `SYSTEM_NAMES`."""
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
 
     ("", "") if there is no key: no dot, nothing before it, or a member that is no part of a sample.
     """
-    if _NO_SAMPLE.match(name):
+    if _NO_SAMPLE.match(name) or of_system(name):
         return "", ""
     stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
     if not dot:
@@ -362,13 +373,19 @@ def _is_second_caption(entry: TarSample, extensions: Extensions) -> bool:
 
 
 def _sample(
-    ordinal: int, entry: TarSample, data: Memory, images: Memory | memoryview, extensions: Extensions
+    ordinal: int,
+    entry: TarSample,
+    data: Memory,
+    images: Memory | memoryview,
+    extensions: Extensions,
+    texts: bool,
 ) -> Sample:
+    """The sample of some members. Metadata that cannot be read are no error, nor is a caption without `texts`."""
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
         return Sample(ordinal=ordinal, key=key, error=("duplicate_key", message))
-    image = text = metadata = error = None
+    image = text = metadata = error = unread = None
     try:
         for extension in extensions.images:
             if extension in parts:
@@ -376,14 +393,31 @@ def _sample(
                 break
         for extension in extensions.texts:
             if extension in parts:
-                text = decode_file(_content(parts[extension], data))
+                try:
+                    text = decode_file(_content(parts[extension], data))
+                except SampleError as problem:
+                    if texts or image is None:
+                        raise
+                    unread = (problem.code, problem.message)
                 break
-        if "json" in parts:
-            metadata = decode_metadata(_content(parts["json"], data))
     except SampleError as problem:
         error = (problem.code, problem.message)
+    if error is None and "json" in parts:
+        try:
+            metadata = decode_metadata(_content(parts["json"], data))
+        except SampleError as problem:
+            unread = (problem.code, problem.message)
     present = tuple(parts) if image is None or text is None else ()
-    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error, parts=present)
+    return Sample(
+        ordinal=ordinal,
+        key=key,
+        image=image,
+        text=text,
+        metadata=metadata,
+        error=error,
+        parts=present,
+        unread=unread,
+    )
 
 
 def _content(member: TarMember, data: Memory) -> bytes:

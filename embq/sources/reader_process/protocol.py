@@ -23,9 +23,10 @@ FRAME_MAX_BYTES = 8 * SAMPLE_MAX_BYTES
 FRAME_BYTES = 1 << 20
 """Size at which a frame of samples is sent, and size of the pipe."""
 
-_Row = tuple[int, bytes, bytes | None, bytes | None, bytes | None, tuple[str, bytes] | None]
-"""Ordinal, key, image, text, metadata and error of a sample. Texts are bytes, because they may hold lone surrogates:
-bytes of paths that are not UTF-8, and halves of pairs in JSON."""
+_Problem = tuple[str, bytes] | None
+_Row = tuple[int, bytes, bytes | None, bytes | None, bytes | None, _Problem, _Problem]
+"""Ordinal, key, image, text, metadata, error and `unread` of a sample. Texts are bytes, because they may hold lone
+surrogates: bytes of paths that are not UTF-8, and halves of pairs in JSON."""
 
 _DECODER = msgspec.msgpack.Decoder(list[_Row])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -47,15 +48,16 @@ def decode_samples(content: bytes) -> list[Sample]:
                 text=None if text is None else _text(text),
                 metadata=None if metadata is None else _text(metadata),
                 error=None if error is None else (error[0], _text(error[1])),
+                unread=None if unread is None else (unread[0], _text(unread[1])),
             )
-            for ordinal, key, image, text, metadata, error in _DECODER.decode(content)
+            for ordinal, key, image, text, metadata, error, unread in _DECODER.decode(content)
         ]
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from error
 
 
 def _row(sample: Sample) -> _Row:
-    text, metadata, error = sample.text, sample.metadata, sample.error
+    text, metadata, error, unread = sample.text, sample.metadata, sample.error, sample.unread
     return (
         sample.ordinal,
         _bytes(sample.key),
@@ -63,6 +65,7 @@ def _row(sample: Sample) -> _Row:
         None if text is None else _bytes(text),
         None if metadata is None else _bytes(metadata),
         None if error is None else (error[0], _bytes(error[1])),
+        None if unread is None else (unread[0], _bytes(unread[1])),
     )
 
 

@@ -97,6 +97,7 @@ class LeasedUnit(Lease):
         careful: goes sample by sample, so that the sample that ends the process can be named.
         poison: ordinals of samples that ended their worker; they become failures unseen.
         truncated: texts that were longer than the model reads.
+        unread: samples without metadata, or a caption that is not embedded, because these could not be read.
         tokens: what its embedded samples cost the device, as `Embedder.length` says.
         handled: samples that have become a row or a failure; a text that was cut, with the last of its chunks.
     """
@@ -118,6 +119,7 @@ class LeasedUnit(Lease):
         self.vectors: dict[str, list[np.ndarray]] = {}
         self.failures: list[Failure] = []
         self.truncated = 0
+        self.unread = 0
         self.tokens = 0
         self.handled = 0
         self._announced: int | None = None
@@ -141,7 +143,7 @@ class LeasedUnit(Lease):
         """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
         self.samples, self.vectors = [], {}
         self.failures = [Failure(ordinal=None, key="", code=code, message=message, attempt=self.attempt)]
-        self.truncated = self.tokens = 0
+        self.truncated = self.unread = self.tokens = 0
         self._announced = self.planned = self.handled = 1
 
     def forget_rows(self) -> None:

@@ -165,6 +165,7 @@ class PublishStage(Publisher):
                 "truncated": lease.truncated,
                 "tokens": lease.tokens,
                 "fingerprint": self.fingerprint,
+                **({"unread": lease.unread} if lease.unread else {}),
             }
             lease.forget_rows()
             result = _Result(lease, data, fields, part)

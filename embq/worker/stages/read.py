@@ -166,12 +166,17 @@ class ReadStage:
     def _read(self, lease: LeasedUnit) -> tuple[int, SourceError | None]:
         """Hand on the unit's chunks; returns their samples, and why there are no more if that is not the end."""
         count = 0
+        unread: list[tuple[str, str]] = []  # key and reason of the first
+        lease.unread = 0
         size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
             function = map_of(lease.unit)
             samples = iter(self.source(lease))
             while chunk := self._next_chunk(lease, samples, size):
                 count += len(chunk)
+                lost = [(sample.key, sample.unread[1]) for sample in chunk if sample.unread is not None]
+                lease.unread += len(lost)
+                unread = unread or lost[:1]
                 self._fetch_next()
                 self.hand_on(self._submitted(lease, chunk, function))
                 with self.meter.times.at("read", "blocked"):
@@ -184,6 +189,10 @@ class ReadStage:
         except (ConfigError, InputError) as error:
             self.refuse(lease, error)
             return count, None
+        for key, why in unread:
+            self.log.warning(
+                "metadata_unread", run=lease.run, source=lease.unit.source, samples=lease.unread, first=key, why=why
+            )
         planned = lease.unit.expected
         if planned is not None and count != planned:
             return count, SourceError(
@@ -192,7 +201,8 @@ class ReadStage:
         return count, None
 
     def _of_input(self, lease: LeasedUnit) -> Iterable[Sample]:
-        return read(lease.unit, self.roots, on_progress=self.meter.board.advance)
+        texts = "text" in lease.record.model.modalities
+        return read(lease.unit, self.roots, on_progress=self.meter.board.advance, texts=texts)
 
     def _submitted(self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None) -> Chunk:
         """Have samples prepared, once there is room for their encoded images."""

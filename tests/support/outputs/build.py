@@ -191,7 +191,7 @@ def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, b
     failures: list[Failure] = []
     prepared = []
     try:
-        for sample in read(unit, ()):
+        for sample in read(unit, (), texts="text" in info.model.modalities):
             answer = SampleError(*sample.error) if sample.error else embedder.prepare([sample])[0]
             if isinstance(answer, SampleError):
                 problem = Failure(

@@ -1,4 +1,4 @@
-"""A second, independent reader of inputs: standard library only, none of the readers in `sources`.
+"""A second, independent reader of inputs: standard library and pyarrow only, none of the readers in `sources`.
 
 It shares with `sources` only what the documentation promises about keys, so that a mistake in the readers of `sources`
 shows up as a difference. Remote inputs are copied first; only their version is read by embq's own code.
@@ -14,11 +14,14 @@ import os
 import re
 import tarfile
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import IO, Any, cast
+
+import pyarrow.parquet as pq
 
 from embq.core.errors import InputError
 from embq.core.storage.paths import is_url
@@ -40,8 +43,12 @@ ID_COLUMNS = ("id", "key", "_id", "doc_id")
 # webdataset's own expression for "key.extension": the first dot behind the last slash.
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 
-_ABOUT_SHARD = re.compile(r"__[^./]*__([./].*)?|(.*/)?[.]_.*", re.DOTALL)
-"""Members that are no part of a sample: webdataset's own, and those of macOS."""
+_ABOUT_SHARD = re.compile(
+    r"__[^./]*__([./].*)?|(.*/)?([.]_.*|(@eaDir|#recycle|__MACOSX|lost[+]found|System Volume Information"
+    r"|[$]RECYCLE[.]BIN|[$]Recycle[.]Bin|[Tt]humbs[.]db|[Dd]esktop[.]ini|[.]DS_Store)(/.*)?)",
+    re.DOTALL,
+)
+"""Members that are no part of a sample: webdataset's own, and those of macOS, Windows and file servers."""
 
 
 ERRORS: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, LookupError)
@@ -251,13 +258,18 @@ def _files(unit: Unit, images: bool) -> Iterator[SourceSample]:
             )
             continue
         ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
-        beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
-        text = next((data for name in beside if (data := _whole(name)) is not None), None)
+        stem = path.removesuffix(path[len(path) - len(ending) :])
+        text = _beside(stem, *captions)
         caption, fields = _listed(unit.source, relative)
-        metadata = _object(_of_file(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json")))
+        metadata = _object(_of_file(_beside(stem, "json")))
         metadata = {**fields, **(metadata or {})} if fields else metadata
         caption = caption if text is None else _of_file(text)
         yield SourceSample(key=key, image=_whole(path) if images else None, text=caption, metadata=metadata)
+
+
+def _beside(stem: str, *extensions: str) -> bytes | None:
+    names = (f"{stem}.{form}" for one in extensions for form in (one, one.upper(), one.capitalize()))
+    return next((data for name in names if (data := _whole(name)) is not None), None)
 
 
 def _listed(root: str, relative: str) -> tuple[str | None, dict[str, Any]]:
@@ -265,10 +277,11 @@ def _listed(root: str, relative: str) -> tuple[str | None, dict[str, Any]]:
     folder = relative
     while folder:
         folder = os.path.dirname(folder)
-        for ending in ("csv", "jsonl"):
+        for ending in ("csv", "jsonl", "parquet"):
             path = os.path.join(root, folder, f"metadata.{ending}")
             if os.path.isfile(path):
-                row = _metadata_file(path, os.stat(path).st_mtime_ns).get(os.path.relpath(relative, folder or "."), {})
+                rows, name = _metadata_file(path, os.stat(path).st_mtime_ns), os.path.relpath(relative, folder or ".")
+                row = rows.get(name) or rows.get(_plain(name), {})
                 name = next((one for one in TEXT_COLUMNS if isinstance(row.get(one), str)), "")
                 return row.get(name), {key: one for key, one in row.items() if key != name}
     return None, {}
@@ -276,10 +289,22 @@ def _listed(root: str, relative: str) -> tuple[str | None, dict[str, Any]]:
 
 @lru_cache(maxsize=2)
 def _metadata_file(path: str, _version: int) -> dict[str, dict[str, Any]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, restkey="rest") if path.endswith("csv") else filter(None, map(_object, file)))
-    named = (dict(row) for row in rows if "file_name" in row)
-    return {row.pop("file_name"): row for row in named}
+    rows: list[Any]
+    if path.endswith(".parquet"):
+        rows = pq.read_table(path).to_pylist()
+    else:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            head = file.readline()
+            file.seek(0)
+            delimiter = next((one for one in ",;\t|" if "file_name" in head.strip().split(one)), ",")
+            reader = csv.DictReader(file, restkey="rest", delimiter=delimiter)
+            rows = list(reader if path.endswith("csv") else filter(None, map(_object, file)))
+    named = {row.pop("file_name"): row for row in map(dict, rows) if "file_name" in row}
+    return {**{_plain(name): row for name, row in named.items()}, **named}
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", os.path.normpath(name.replace("\\", "/")))
 
 
 def _whole(path: str) -> bytes | None:

@@ -58,8 +58,16 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             key_of(row.get(key) if key else None) or f"{file_name(unit)}:{number}",
             linked(folder, os.fsdecode(link)) if link else None,
             row.get(text) if text else None,
-            {name: key_of(row[name]) for name in others if name in row},
+            {name: _field(row[name]) for name in others if name in row},
         )
+
+
+def _field(value: bytes) -> str | None:
+    """A field as metadata; None for one that is not UTF-8."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _other_columns(head: list[str], named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
