@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from os import PathLike
     from pathlib import Path
     from typing import Unpack
@@ -76,7 +77,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'embq' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LATER[name]), name)
+    with _importing("embed" if name == "Model" else "search"):
+        return getattr(import_module(_LATER[name]), name)
+
+
+def _importing(verb: str) -> AbstractContextManager[None]:
+    """Raise an error with its next step, which is a ModuleNotFoundError as well, where an extra is not installed."""
+    from embq.core.extras import importing
+
+    return importing(verb)
 
 
 def __dir__() -> list[str]:
@@ -145,7 +154,8 @@ def embed(
 
     Raises `EmbqError` with a code and a next step: `not_embedded` where items have no vector.
     """
-    from embq.app.embedding.embed import embed
+    with _importing("embed"):
+        from embq.app.embedding.embed import embed
 
     return embed(
         data,
@@ -195,7 +205,8 @@ def open(path: str | PathLike[str]) -> Output:
     Args:
         path: output folder, or its s3:// or gs:// URL.
     """
-    from embq.app.output.output import open_output
+    with _importing("export"):
+        from embq.app.output.output import open_output
 
     return open_output(path)
 
@@ -218,8 +229,9 @@ def build_index(
     Returns the index, open. Raises what `embq index build` ends with. `embq.compat.autofaiss.build_index` has the
     signature of autofaiss.
     """
-    from embq.app.indexing.build import index_of
-    from embq.app.output.search import Index
+    with _importing("index"):
+        from embq.app.indexing.build import index_of
+        from embq.app.output.search import Index
 
     given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
     return Index(str(index_of(_texts(source), None if output is None else str(output), given)))
@@ -238,8 +250,9 @@ def add_to_index(
 
     Returns the index, open. Raises what `embq index add` ends with.
     """
-    from embq.app.indexing.changes import added_to
-    from embq.app.output.search import Index
+    with _importing("index"):
+        from embq.app.indexing.changes import added_to
+        from embq.app.output.search import Index
 
     return Index(added_to(_texts(source), None if output is None else str(output), options))
 
@@ -360,7 +373,8 @@ def search(
             next_step="give the URL of the server as `index`",
         )
     else:
-        from embq.app.searching.local import OpenIndex
+        with _importing("search"):
+            from embq.app.searching.local import OpenIndex
 
         loaded = [query.loaded() for query in queries]
         with OpenIndex(str(index), vector_name) as opened:

@@ -195,7 +195,7 @@ def test_queries_come_in_any_form(tmp_path: Path) -> None:
                     "2",
                     b"",
                     [1],
-                    {} if name in ("id", "offset", "nprobe") else None,
+                    {} if name in ("id", "nprobe") else None,
                 ):
                     with pytest.raises(UsageError, match=f"{name} is "):
                         search(texts[0], **{name: [value] if name.endswith("like") else value})

@@ -15,7 +15,8 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
-from embq.core.errors import ConfigError, EmbqError, Exit
+from embq.core.errors import EmbqError, Exit, MissingPackageError
+from embq.core.extras import of_import
 from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
@@ -87,12 +88,6 @@ TABLES = {
     *("atlas", "serve", "ui", "clip-retrieval", "autofaiss", *UNLISTED),
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""
-
-OPTIONAL = {
-    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "starlette", "torch", "transformers"),
-    "uvicorn",
-}
-"""Packages of extras that some verbs import unconditionally."""
 
 
 class JoinedBash(BashComplete):
@@ -179,10 +174,12 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except EmbqError as error:
+        if isinstance(error, MissingPackageError):
+            error = of_import(error, arguments[0]) or error
         show_error(error)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the boundary to the user
-        if (user_error := _environment_error(error)) is not None:
+        if (user_error := _environment_error(error, arguments[0] if arguments else "")) is not None:
             show_error(user_error)
             return user_error.exit_code
         details = masked(traceback.format_exc())
@@ -199,18 +196,15 @@ def run(arguments: list[str]) -> int:
         return Exit.BUG
 
 
-def _environment_error(error: Exception) -> EmbqError | None:
+def _environment_error(error: Exception, verb: str) -> EmbqError | None:
     """The error for a user if disk, broker, memory or threads gave out, or a package of an extra is missing.
 
     None for any other.
     """
     if (user_error := exhausted(error)) is not None:
         return user_error
-    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
-        return ConfigError(
-            f"this needs the package {package}, which is not installed here",
-            next_step="pip install 'embq[all]', or the extra for this machine's role: docs/how-to/install.md",
-        )
+    if isinstance(error, ModuleNotFoundError):
+        return of_import(error, verb)
     if isinstance(error, OSError):
         from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
 

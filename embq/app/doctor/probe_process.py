@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from embq.core.errors import ConfigError, DeviceError, EmbqError, SampleError, error_fields
+from embq.core.errors import DeviceError, EmbqError, SampleError, error_fields
+from embq.core.extras import install, missing
 
 if TYPE_CHECKING:
     from embq.core.models import ModelConfig
@@ -118,8 +119,9 @@ def main(name: str, *arguments: str) -> None:
     except EmbqError as error:
         answer = {"error": error_fields(error)}
     except ModuleNotFoundError as error:
-        missing = ConfigError(f"the package {error.name} is not installed", next_step="pip install 'embq[worker]'")
-        answer = {"error": error_fields(missing)}
+        package = str(error.name)
+        missed = missing(package, f"the package {package} is not installed", next_step=install([package]))
+        answer = {"error": error_fields(missed)}
     print(json.dumps(answer))  # noqa: T201 - the answer to the parent
 
 

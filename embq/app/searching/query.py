@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from embq.core import wire
-from embq.core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
+from embq.core.errors import InputError, MalformedError, SampleError, UsageError
+from embq.core.extras import missing
 from embq.indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, read_conditions
 
 T = TypeVar("T")
@@ -449,7 +450,8 @@ def _load_npy(path: Path) -> Any:
     try:
         import numpy as np
     except ImportError as error:
-        raise ConfigError(
+        raise missing(
+            "numpy",
             f"{path} is a file of numpy, which is not installed here",
             next_step="pip install numpy, or give the vector as a JSON list of numbers",
             code="no_numpy",
