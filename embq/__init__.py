@@ -366,7 +366,7 @@ def search(
     items, is_single = ([], True) if text is None else split(text)
     queries = [base] if text is None else [base.of(item) for item in items]
     if is_server(index):
-        found = [search_remote(str(index), query, name=name, output=vector_name).results for query in queries]
+        answers = [search_remote(str(index), query, name=name, output=vector_name).results for query in queries]
     elif name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",
@@ -378,5 +378,5 @@ def search(
 
         loaded = [query.loaded() for query in queries]
         with OpenIndex(str(index), vector_name) as opened:
-            found = opened.answers(loaded)
-    return found[0] if is_single else found
+            answers = opened.answers(loaded)
+    return answers[0] if is_single else answers

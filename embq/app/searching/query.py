@@ -52,7 +52,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 IDENTITY = ("id", "key", "caption", "source", "unit_id")
 """Columns of a row that are not metadata."""
 
-WHOLE = {"id", "k", "offset", "nprobe"}
+INTEGERS = {"id", "k", "offset", "nprobe"}
 """Fields that are whole numbers."""
 
 Whole = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -114,16 +114,16 @@ class Query:
         **options: Any,
     ) -> Query:
         """The query in the arguments of `embq.search`; InputError `bad_filter`, UsageError for a k of 2.5."""
-        for name in WHOLE & options.keys():
+        for name in INTEGERS & options.keys():
             if options[name] is not None or name in ("k", "offset"):
-                options[name] = _whole(name, options[name])
+                options[name] = _as_integer(name, options[name])
         return cls(
             text=text,
             image=image if isinstance(image, bytes) else path_of(image),
             vector=path_of(vector) or vector,
             where=read_conditions(where),
-            like=tuple(_whole("like", row) for row in like),
-            unlike=tuple(_whole("unlike", row) for row in unlike),
+            like=tuple(_as_integer("like", row) for row in like),
+            unlike=tuple(_as_integer("unlike", row) for row in unlike),
             **options,
         )
 
@@ -399,7 +399,7 @@ def split(queries: Any) -> tuple[list[Any], bool]:
     return items, False
 
 
-def _whole(name: str, value: Any) -> int:
+def _as_integer(name: str, value: Any) -> int:
     """A whole number of any type, such as 2.0 or numpy's; UsageError for anything else."""
     try:
         if int(value) == value:
