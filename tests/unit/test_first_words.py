@@ -77,6 +77,15 @@ def test_an_option_of_another_tool_is_answered_with_ours(option: str, capsys: py
     assert f"Did you mean '{FOREIGN_OPTIONS[option]}'?" in capsys.readouterr().err
 
 
+def test_words_of_a_search_are_one_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr("embq.app.verbs.search._search", lambda _index, query, *_: asked.append(query.text) or 1 / 0)
+    for words in (["a b c"], ["a", "b", "c"], ["a", "-k", "3", "b", "c"], ["--", "a", "b", "c"], []):
+        run(["search", "out", *words])
+    capsys.readouterr()
+    assert asked == ["a b c"] * 4
+
+
 def test_the_words_are_no_verbs() -> None:
     assert not {"help", "version"} & set(VERBS)
 

@@ -32,6 +32,12 @@ NAMED = 3
 OTHER_RUN = ("other_run", "other_inputs", "input_changed")
 """Codes of errors by which the output holds another run than the command asks for."""
 
+FIRST_OPTIONS = (
+    *("--output", "--output-format", "--model", "--modality", "--text-column", "--image-column", "--metadata-columns"),
+    *("--chunk-tokens", "--limit", "--devices", "--add", "--dry-run", "--quiet"),
+)
+"""Options of a first run, which its --help shows."""
+
 if TYPE_CHECKING:
     import redis
 
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
 @click.command(
     "run",
     cls=SectionedCommand,
+    first=FIRST_OPTIONS,
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )

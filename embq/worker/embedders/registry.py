@@ -15,7 +15,8 @@ def load(config: ModelConfig, device: str) -> Embedder:
     Where the config has texts cut into chunks, it is a `ChunkingEmbedder`.
 
     Raises ModelError, with a next step, if the model is unknown, absent or cannot be loaded here,
-    MissingPackageError if a package for it is not installed, ConfigError if the device is not there, and DeviceError if it is broken.
+    MissingPackageError if a package for it is not installed, ConfigError if the device is not there, and DeviceError
+    if it is broken.
     """
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")

@@ -92,7 +92,7 @@ def load_models(specs: Sequence[str], *, precision: str, device: str, settings: 
     devices = find_devices(device, visible)
     if len(devices) > 1 and device != "auto":
         raise UsageError(
-            f"--device {device} names {len(devices)} devices, and a server has one",
+            f"--devices {device} names {len(devices)} devices, and a server has one",
             next_step="name one, such as cuda:0; start a server for each, and a proxy before them",
         )
     if precision == "auto":
