@@ -199,6 +199,26 @@ MEANINGS = {
 """Every variable, in the order in which `embq config` shows them."""
 
 
+OF_DEPLOYMENTS = {
+    *(
+        "EMBQ_COMPLETE",
+        "EMBQ_VERSION",
+        "EMBQ_REGISTRY",
+        "EMBQ_UID",
+        "EMBQ_GID",
+        "EMBQ_OUT",
+        "EMBQ_DATA",
+        "EMBQ_STORAGE",
+    ),
+    *("EMBQ_FLEET", "EMBQ_FLEET_MACHINES", "EMBQ_EXTRAS", "EMBQ_FAISS", "EMBQ_GPUS", "EMBQ_CARDS", "EMBQ_TORCH"),
+    *("EMBQ_TORCHVISION", "EMBQ_TORCH_INDEX", "EMBQ_WORKER_MEMORY", "EMBQ_UI_PORT", "EMBQ_METRICS_KEPT"),
+    *("EMBQ_BROKER_BIND", "EMBQ_BROKER_IMAGE", "EMBQ_BROKER_LIMIT", "EMBQ_BROKER_MEMORY", "EMBQ_BROKER_NAME"),
+    *("EMBQ_BROKER_PORT", "EMBQ_BROKER_TLS_PORT", "EMBQ_SHARDS_BIND", "EMBQ_SHARDS_PORT", "EMBQ_PYTHON_IMAGE"),
+    *("EMBQ_NGINX_IMAGE", "EMBQ_GRAFANA_IMAGE", "EMBQ_GRAFANA_PORT", "EMBQ_PROMETHEUS_IMAGE", "EMBQ_PROMETHEUS_PORT"),
+}
+"""Variables of completion, of `.env` of a compose stack and of fleets, which no process of embq reads as settings."""
+
+
 def effective_settings() -> list[EffectiveSetting]:
     """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
     Settings.from_environment()
@@ -220,6 +240,15 @@ def effective_settings() -> list[EffectiveSetting]:
         else EffectiveSetting(name, defaults.get(name, ""), sources.get(name, "default"), meaning)
         for name, meaning in MEANINGS.items()
     ]
+
+
+def unknown_settings() -> dict[str, str]:
+    """EMBQ_* variables of the environment that embq does not have -> the one that was meant; "" if none is like it."""
+    from difflib import get_close_matches
+
+    names = [name for name in MEANINGS if name.startswith("EMBQ_")]
+    unknown = sorted(name for name in os.environ if name.startswith("EMBQ_") and name not in {*names, *OF_DEPLOYMENTS})
+    return {name: next(iter(get_close_matches(name[:64], names, 1)), "") for name in unknown}
 
 
 def state_folder() -> Path:

@@ -250,7 +250,7 @@ class _Source:
         return slice(None) if self._deleted is None else ~is_set(self._deleted, lists.ids(at, first, count))
 
     def shards(self, count: int) -> list[tuple[int, int]]:
-        """Ranges of lists, from the first to before the last, of about as many rows each; fewer if there are fewer lists."""
+        """Ranges of lists, from the first to before the last, of about as many rows each; at most one for each list."""
         ends = np.cumsum(self.sizes)
         count = min(count, len(ends))
         places = np.arange(1, count)
