@@ -187,6 +187,14 @@ class ModelSpec:
         params = ((key, value if key == "prompt" else value.strip()) for key, value in pairs)
         return cls(family=family, name=name, params=tuple(sorted(params)))
 
+    @classmethod
+    def given(cls, text: str) -> ModelSpec:
+        """Parse a spec as a user gives it: a folder and a model in the hub's cache need no family."""
+        from embq.core.model_names import with_family
+
+        is_spec = family_of(text.partition("?")[0].strip().partition(":")[0]) is not None
+        return cls.parse(text if is_spec else with_family(text))
+
     def __str__(self) -> str:
         head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"
         query = "&".join(f"{name}={quote(value, safe=_PLAIN)}" for name, value in self.params)

@@ -46,14 +46,14 @@ def files(*specs: str) -> dict[str, Any]:
     from embq.core.models import ModelSpec
     from embq.worker.embedders.lookup import locate
 
-    return {"where": [locate(ModelSpec.parse(spec)).where for spec in specs]}
+    return {"where": [locate(ModelSpec.given(spec)).where for spec in specs]}
 
 
 def model(spec: str) -> dict[str, Any]:
     """Load a model on the CPU, and embed one sample."""
     from embq.core.models import ModelConfig, ModelSpec
 
-    parsed = ModelSpec.parse(spec)
+    parsed = ModelSpec.given(spec)
     modalities = ["image", "text"] if parsed.family == "open_clip" else ["text"]
     if parsed.family == "hf":
         from embq.worker.embedders.hugging_face import own_modality

@@ -47,7 +47,7 @@ class Model:
     ) -> None:
         if not isinstance(spec, str):
             raise _unsupported(f"a {type(spec).__name__} as a model", 'give its spec, such as "st:FOLDER"')
-        self.spec = ModelSpec.parse(spec)
+        self.spec = ModelSpec.given(spec)
         sizes = {"batch_size": batch_size, "threads": threads}
         self._options: dict[str, Any] = {"device": device_name(device), "precision": precision, **sizes}
         self._loaded: dict[str, InProcess] = {}

@@ -87,7 +87,7 @@ def load_models(specs: Sequence[str], *, precision: str, device: str, settings: 
                 f"--embeddings {text!r}: there is another {name!r}" if name else f"--embeddings {text!r} has no name",
                 next_step=f"give each model a name of its own: --embeddings NAME={spec}",
             )
-        named[name] = ModelSpec.parse(spec)
+        named[name] = ModelSpec.given(spec)
     visible = settings.cuda_visible
     devices = find_devices(device, visible)
     if len(devices) > 1 and device != "auto":
