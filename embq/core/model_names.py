@@ -27,14 +27,14 @@ def with_family(text: str) -> str:
     """The spec with its family, if `text` is a folder or an `org/name` of the hub's cache whose files tell it."""
     name, mark, params = text.partition("?")
     name = name.strip()
-    folder, kept = name, "local-dir:"
+    folder, prefix = name, "local-dir:"
     if not os.path.isdir(name):
         if not _HUB_ID.fullmatch(name):
             return text
-        folder, kept = _snapshot(name), "hf-hub:"
+        folder, prefix = _snapshot(name), "hf-hub:"
     for file, family in _MARKS.items():
         if folder and os.path.isfile(os.path.join(folder, file)):
-            return f"{family}:{kept if family == 'open_clip' else ''}{name}{mark}{params}"
+            return f"{family}:{prefix if family == 'open_clip' else ''}{name}{mark}{params}"
     return text
 
 

@@ -9,6 +9,7 @@ import pytest
 import embq
 from embq.app.cli.entry_point import VERBS, run
 from embq.app.cli.sections import FOREIGN_OPTIONS
+from embq.app.searching.query import Answer, Query
 from embq.core.errors import Exit, ModelError
 from embq.core.model_names import suggestions
 from embq.core.models import FAMILIES, ModelSpec
@@ -116,7 +117,12 @@ def test_an_option_of_another_tool_is_answered_with_ours(option: str, capsys: py
 
 def test_words_of_a_search_are_one_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[str | None] = []
-    monkeypatch.setattr("embq.app.verbs.search._search", lambda _index, query, *_: asked.append(query.text) or 1 / 0)
+
+    def note(_index: str, query: Query, *_: object) -> Answer:
+        asked.append(query.text)
+        return Answer(results=[], timing={})
+
+    monkeypatch.setattr("embq.app.verbs.search._search", note)
     for words in (["a b c"], ["a", "b", "c"], ["a", "-k", "3", "b", "c"], ["--", "a", "b", "c"], []):
         run(["search", "out", *words])
     capsys.readouterr()
