@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from os import PathLike
+    from pathlib import Path
     from typing import Unpack
 
     import numpy as np
 
-    from embq.app.embedding.model import Model
+    from embq.app.embedding.model import Device, Model
     from embq.app.embedding.options import AddOptions, EnqueueOptions, IndexOptions, RunOptions
     from embq.app.embedding.runs import Inputs, Run
     from embq.app.output.output import Output
-    from embq.app.output.search import Index
+    from embq.app.output.search import BatchOptions, Index, SearchOptions
     from embq.app.searching.query import Result
     from embq.core.errors import (
         BrokerError,
@@ -75,7 +77,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'embq' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LATER[name]), name)
+    with _importing("embed" if name == "Model" else "search"):
+        return getattr(import_module(_LATER[name]), name)
+
+
+def _importing(verb: str) -> AbstractContextManager[None]:
+    """Raise an error with its next step, which is a ModuleNotFoundError as well, where an extra is not installed."""
+    from embq.core.extras import importing
+
+    return importing(verb)
 
 
 def __dir__() -> list[str]:
@@ -91,7 +101,7 @@ def embed(
     model: str | Model,
     *,
     precision: str = ...,
-    device: str | Sequence[str] | None = ...,
+    device: Device | Sequence[Device] = ...,
     on_error: Literal["raise", "null"] = ...,
     progress: bool | None = ...,
 ) -> np.ndarray: ...
@@ -106,7 +116,7 @@ def embed(
     image_column: str | None = ...,
     output_column: str = ...,
     precision: str = ...,
-    device: str | Sequence[str] | None = ...,
+    device: Device | Sequence[Device] = ...,
     on_error: Literal["raise", "null"] = ...,
     progress: bool | None = ...,
 ) -> T: ...
@@ -120,21 +130,23 @@ def embed(
     image_column: str | None = None,
     output_column: str = "embedding",
     precision: str = "auto",
-    device: str | Sequence[str] | None = "auto",
+    device: Device | Sequence[Device] = "auto",
     on_error: Literal["raise", "null"] = "raise",
     progress: bool | None = None,
 ) -> Any:
     """Vectors of texts or images, with the numbers of `embq run`.
 
     Args:
-        data: a list or an iterator of texts (str), or of images (`pathlib.Path`, encoded bytes, PIL images); or a
-            table: a DataFrame of pandas or polars, a `pyarrow.Table`, a `datasets.Dataset`, a dict of columns.
+        data: a list or an iterator of texts (str, or dicts with one under "text"), or of images (`pathlib.Path`,
+            encoded bytes, PIL images); or a table: a DataFrame of pandas or polars, a `pyarrow.Table`, a
+            `datasets.Dataset`, a dict of columns.
         model: spec as of `embq run --model`, or an `embq.Model`, which is loaded once for several calls.
         text_column, image_column: which of the table's; images in it are paths or encoded bytes.
         output_column: name of the new column.
         precision: as `--precision`.
         device: "auto" embeds in this process, on the first GPU or the CPU; "cpu", "cuda:1" there; "all" by a worker
-            process on each device of this machine, as does a list such as "cuda:0,cuda:1".
+            process on each device of this machine, as does a list such as "cuda:0,cuda:1". A number is that of a GPU,
+            a `torch.device` the same device, None "auto".
         on_error: "raise", or "null" for NaN in an array and null in a column where an item has no vector.
         progress: None shows a bar for much input, in a terminal or a notebook.
 
@@ -142,7 +154,8 @@ def embed(
 
     Raises `EmbqError` with a code and a next step: `not_embedded` where items have no vector.
     """
-    from embq.app.embedding.embed import embed
+    with _importing("embed"):
+        from embq.app.embedding.embed import embed
 
     return embed(
         data,
@@ -192,7 +205,8 @@ def open(path: str | PathLike[str]) -> Output:
     Args:
         path: output folder, or its s3:// or gs:// URL.
     """
-    from embq.app.output.output import open_output
+    with _importing("export"):
+        from embq.app.output.output import open_output
 
     return open_output(path)
 
@@ -215,8 +229,9 @@ def build_index(
     Returns the index, open. Raises what `embq index build` ends with. `embq.compat.autofaiss.build_index` has the
     signature of autofaiss.
     """
-    from embq.app.indexing.build import index_of
-    from embq.app.output.search import Index
+    with _importing("index"):
+        from embq.app.indexing.build import index_of
+        from embq.app.output.search import Index
 
     given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
     return Index(str(index_of(_texts(source), None if output is None else str(output), given)))
@@ -235,8 +250,9 @@ def add_to_index(
 
     Returns the index, open. Raises what `embq index add` ends with.
     """
-    from embq.app.indexing.changes import added_to
-    from embq.app.output.search import Index
+    with _importing("index"):
+        from embq.app.indexing.changes import added_to
+        from embq.app.output.search import Index
 
     return Index(added_to(_texts(source), None if output is None else str(output), options))
 
@@ -247,9 +263,45 @@ def _texts(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[
     return [str(item) for item in ([source] if isinstance(source, str | PathLike) else source)]
 
 
+@overload
 def search(
     index: str | PathLike[str],
-    text: str | None = None,
+    text: str | bytes | Path | None = ...,
+    *,
+    k: int = ...,
+    name: str | None = ...,
+    vector_name: str | None = ...,
+    **options: Unpack[SearchOptions],
+) -> list[Result]: ...
+
+
+@overload
+def search(
+    index: str | PathLike[str],
+    text: Sequence[Any],
+    *,
+    k: int = ...,
+    name: str | None = ...,
+    vector_name: str | None = ...,
+    **options: Unpack[BatchOptions],
+) -> list[list[Result]]: ...
+
+
+@overload
+def search(
+    index: str | PathLike[str],
+    text: np.ndarray,
+    *,
+    k: int = ...,
+    name: str | None = ...,
+    vector_name: str | None = ...,
+    **options: Unpack[BatchOptions],
+) -> Any: ...
+
+
+def search(
+    index: str | PathLike[str],
+    text: Any = None,
     *,
     image: bytes | str | PathLike[str] | None = None,
     vector: Any = None,
@@ -266,12 +318,14 @@ def search(
     prompt_name: str | None = None,
     prompt: str | None = None,
     model: str | None = None,
-) -> list[Result]:
+) -> Any:
     """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
 
     Args:
         index: folder of an index, of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
             index, or the URL of an `embq serve`.
+        text: the query; or a list of texts, which gives a list of such lists. It may be an image (`pathlib.Path`,
+            encoded bytes) or a vector as well, as `embq.Index.search` takes them.
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
         id: of a row, which is excluded from its own results.
@@ -290,12 +344,11 @@ def search(
     One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
     and a next step.
     """
-    from embq.app.searching.query import Query
+    from embq.app.searching.query import Query, split
     from embq.app.searching.remote import is_server, search_remote
     from embq.core.errors import UsageError
 
-    query = Query.given(
-        text,
+    base = Query.given(
         image=image,
         vector=vector,
         id=id,
@@ -310,13 +363,20 @@ def search(
         prompt=prompt,
         model=model,
     )
+    items, is_single = ([], True) if text is None else split(text)
+    queries = [base] if text is None else [base.of(item) for item in items]
     if is_server(index):
-        return search_remote(str(index), query, name=name, output=vector_name).results
-    if name is not None:
+        answers = [search_remote(str(index), query, name=name, output=vector_name).results for query in queries]
+    elif name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",
             next_step="give the URL of the server as `index`",
         )
-    from embq.app.searching.local import search_local
+    else:
+        with _importing("search"):
+            from embq.app.searching.local import OpenIndex
 
-    return search_local(str(index), query, output=vector_name).results
+        loaded = [query.loaded() for query in queries]
+        with OpenIndex(str(index), vector_name) as opened:
+            answers = opened.answers(loaded)
+    return answers[0] if is_single else answers

@@ -163,7 +163,7 @@ def translated(theirs: Mapping[str, Any], *, enqueue: bool) -> list[str]:
         raise UsageError("neither images nor texts are to be embedded", next_step="leave --enable_... out")
     modality = "image" if text is False else "text" if image is False else "image,text" if text else "all"
     arguments = [location(name) for value in theirs["input_dataset"] for name in names_of(value)]
-    arguments += [f"--model={model_spec(model)}" for model in theirs["clip_model"]]
+    arguments += [f"--model={model_spec(model)}" for model in theirs["model"] or [theirs["clip_model"]]]
     arguments += [f"{RENAMED[name]}={value}" for name, value in given.items()]
     arguments += [f"--modality={modality}", "--output-format=npy"]
     arguments += ["--metadata-columns=*"] if theirs["enable_metadata"] else []
@@ -177,12 +177,8 @@ def translated(theirs: Mapping[str, Any], *, enqueue: bool) -> list[str]:
 
 OPTIONS: list[click.Parameter] = [
     FireOption(["--input_dataset"], multiple=True, help="Path, pattern or URL, as INPUT; a list of them in brackets."),
-    FireOption(
-        ["--clip_model", "--model", "-m"],
-        multiple=True,
-        default=["ViT-B/32"],
-        help="Model of OpenAI, or as of --model.",
-    ),
+    FireOption(["--clip_model"], default="ViT-B/32", help="Model of OpenAI, or as of --model."),
+    FireOption(["--model", "-m"], multiple=True, help="Model in place of --clip_model, as of embq run; repeatable."),
     *(FireOption([f"--{name}"], help=f"The same as {ours}.") for name, ours in RENAMED.items()),
     *(FireOption([f"--{name}"], switch=True, type=bool, help=line) for name, line in SWITCHES.items()),
     FireOption(["--wandb_project"], default="clip_retrieval", help="PROJECT of --enable_wandb."),

@@ -131,7 +131,8 @@ def settled(settings: BuildOptions, collection: Collection, *, direct_map: bool)
                 next_step="give more memory, or leave out make_direct_map",
             )
         settings = replace(settings, max_index_memory_usage=remaining)
-    nlist = lists_for(collection.n)
+    # Each index that is kept has whole lists.
+    nlist = max(lists_for(collection.n), min(settings.nb_indices_to_keep, collection.n))
     needed = codec("Flat", collection.dim).index_bytes(collection.n, nlist, collection.dim)
     fits = needed <= settings.max_index_memory_usage * settings.nb_indices_to_keep
     flat = f"IVF{nlist},Flat" if fits and collection.n < FLAT_ROWS else None

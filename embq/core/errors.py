@@ -21,6 +21,7 @@
     │   └── OutsideError      a name in the folder leads out of it: do not trust the folder  exit 74
     ├── TryLaterError         another process holds what we need           exit 75
     ├── ConfigError           fix the configuration or the permission      exit 78
+    │   └── MissingPackageError  install a package; a ModuleNotFoundError too  exit 78
     └── ModelError            name a model that exists and loads here      exit 65
 """
 
@@ -75,6 +76,8 @@ class EmbqError(Exception):
         self.message = masked(cut(message))
         super().__init__(self.message)
         self.next_step = masked(cut(next_step))
+        if self.next_step:
+            self.add_note(f"next: {self.next_step}")  # which tracebacks and notebooks show
         self.code = code or self.default_code
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -233,6 +236,12 @@ class ConfigError(EmbqError):
 
     exit_code = Exit.CONFIG
     default_code = "config"
+
+
+class MissingPackageError(ConfigError, ModuleNotFoundError):
+    """A package is not installed here; see `embq.core.extras`."""
+
+    default_code = "missing_package"
 
 
 class ModelError(EmbqError):

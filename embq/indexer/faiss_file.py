@@ -250,10 +250,13 @@ class _Source:
         return slice(None) if self._deleted is None else ~is_set(self._deleted, lists.ids(at, first, count))
 
     def shards(self, count: int) -> list[tuple[int, int]]:
-        """Ranges of lists, from the first to before the last, of about as many rows each, and at most `count`."""
+        """Ranges of lists, from the first to before the last, of about as many rows each; at most one for each list."""
         ends = np.cumsum(self.sizes)
-        targets = ends[-1] * np.arange(1, count) / count
-        cuts = sorted({int(cut) for cut in np.searchsorted(ends, targets) + 1} - {len(ends)})
+        count = min(count, len(ends))
+        places = np.arange(1, count)
+        cuts = np.searchsorted(ends, ends[-1] * places / count) + 1
+        cuts = np.maximum.accumulate(cuts - places) + places  # none twice, so that no range is without a list
+        cuts = np.minimum(cuts, len(ends) - places[::-1]).tolist()
         return list(zip([0, *cuts], [*cuts, len(ends)], strict=True))
 
     def write(self, path: Path, first: int, last: int, *, refine: bool) -> None:

@@ -9,6 +9,7 @@ from importlib import metadata
 from types import ModuleType
 
 from embq.core.errors import ConfigError
+from embq.core.extras import missing
 
 DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """All install into the same folder `faiss`, so that of two the later one half overwrites the earlier one."""
@@ -33,7 +34,8 @@ def faiss() -> ModuleType:
     try:
         import faiss as module
     except ImportError as error:
-        raise ConfigError(
+        raise missing(
+            "faiss",
             f"an index is built and searched with faiss, which cannot be imported here: {error}",
             next_step="pip install 'embq[index]', or 'embq[index-gpu]' on a machine with a CUDA device",
             code="no_faiss",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from embq.app.embedding.model import Model
-from embq.integrations.retrieval import Retrieval, fields_of, missing, text_of
+from embq.core.extras import missing
+from embq.integrations.retrieval import Retrieval, fields_of, text_of
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -14,7 +15,7 @@ try:
     from langchain_core.retrievers import BaseRetriever
     from pydantic import PrivateAttr
 except ModuleNotFoundError as error:
-    raise missing("langchain-core", "langchain") from error
+    raise missing("langchain_core") from error
 
 
 class EmbqEmbeddings(Embeddings):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from embq.app.embedding.model import Model
-from embq.integrations.retrieval import Retrieval, fields_of, missing, text_of
+from embq.core.extras import missing
+from embq.integrations.retrieval import Retrieval, fields_of, text_of
 
 try:
     from llama_index.core.bridge.pydantic import PrivateAttr
@@ -14,7 +15,7 @@ try:
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 except ModuleNotFoundError as error:
-    raise missing("llama-index-core", "llama-index") from error
+    raise missing("llama_index") from error
 
 
 class EmbqEmbedding(BaseEmbedding):

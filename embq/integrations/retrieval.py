@@ -10,7 +10,6 @@ from typing import Any
 import embq
 from embq.app.searching.query import Result
 from embq.app.searching.remote import is_server
-from embq.core.errors import ConfigError
 from embq.core.rows.metadata import PREFIX
 
 
@@ -49,8 +48,3 @@ def fields_of(result: Result) -> dict[str, Any]:
 def text_of(result: Result) -> str:
     """The text of a result; of an image without a caption, its key."""
     return result.caption if result.caption is not None else result.key
-
-
-def missing(package: str, extra: str) -> ConfigError:
-    """The error for a framework that is not installed."""
-    return ConfigError(f"this needs the package {package}", next_step=f"pip install 'embq[{extra}]'")

@@ -66,7 +66,7 @@ def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
             raise UsageError(
                 f"the run has one model, and {name!r} is a name for one of several", next_step=f"-m {spec}"
             )
-        return (NamedSpec(name="", spec=_located(ModelSpec.parse(spec))),)
+        return (NamedSpec(name="", spec=_located(ModelSpec.given(spec))),)
     models = [_named_spec(*split_name(text)) for text in texts]
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
@@ -129,7 +129,7 @@ def _located(spec: ModelSpec) -> ModelSpec:
 
 
 def _named_spec(name: str | None, text: str) -> NamedSpec:
-    spec = _located(ModelSpec.parse(text))
+    spec = _located(ModelSpec.given(text))
     chosen = _short(spec) if name is None else name
     why = ""
     if not MODEL_NAME.fullmatch(chosen):

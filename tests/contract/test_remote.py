@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_what_may_not_be_read_or_is_gone_is_named_at_once(web: HttpServer) -> No
     assert [denied.value.code, gone.value.code] == ["source_denied", "source_missing"]
     assert not denied.value.transient
     assert web.asked["GET 403"] == 1
+
+
+@pytest.mark.parametrize(("host", "why"), [("127.0.0.1:9", "Connect call failed"), ("none.invalid", "not known")])
+@pytest.mark.parametrize("name", ["", "x.tar", "x.parquet", "x.jsonl", "x.h5"])
+def test_a_host_that_is_not_reached_is_not_a_missing_file(
+    host: str, why: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    pauses: list[float] = []
+    monkeypatch.setattr(ranged_reads, "_UNREACHED", {})
+    monkeypatch.setattr(ranged_reads, "PAUSES_S", (0.2, 0.5, 1.0, 2.0))
+    monkeypatch.setattr(ranged_reads.time, "sleep", pauses.append)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)  # at once: a resolver may take seconds
+    urls = [f"http://{host}/{n}{name}" for n in range(3)] if name else [f"http://{host}/"]
+    with pytest.raises(SourceError, match=f"no connection to {host}: .*{why}") as caught:
+        prepare(request_of(tmp_path / "out", *urls))
+    assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
+    assert len(pauses) == 2
+    assert sum(pauses) < 2
 
 
 def test_a_server_that_knows_no_ranges_sends_a_shard_twice_and_not_once_for_each_range(web: HttpServer) -> None:

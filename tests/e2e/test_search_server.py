@@ -209,10 +209,10 @@ def test_the_columns_of_an_index_are_listed_for_a_page(docs: Path) -> None:
 def test_of_several_indices_one_has_to_be_named(two: Server, capsys: pytest.CaptureFixture[str]) -> None:
     status, code, said = search_refusal(capsys, two.url, "text 3")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
-    assert "--index docs | pairs" in said
+    assert "--name docs | pairs" in said
     status, code, said = search_refusal(capsys, two.url, "text 3", "--index", "laion")
     assert (status, code) == (Exit.BAD_INPUT, "no_such_index")
-    assert "--index docs | pairs" in said
+    assert "--name docs | pairs" in said
     status, code, said = search_refusal(capsys, two.url, "text 3", "--index", "pairs")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
     assert "--vector-name image | text" in said

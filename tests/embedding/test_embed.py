@@ -8,15 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 import embq
-from embq.core.errors import EmbqError, InputError, UsageError
+from embq.core.errors import EmbqError, InputError, NoDeviceError, UsageError
 from embq.core.run.reader import row_tables
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.picture_files import encoded, photograph
@@ -322,6 +325,34 @@ def test_calls_of_threads_take_turns_and_a_call_that_is_given_up_leaves_nothing_
         thread.join()
     for one in [*found, minilm.encode(TEXTS[:5])]:
         np.testing.assert_allclose(one, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), None, "auto", ["cpu"], [torch.device("cpu")], []])
+def test_a_device_is_named_as_callers_have_it(device: Any) -> None:
+    expected = embq.embed(TEXTS[:3], "stub:8")
+    np.testing.assert_array_equal(embq.embed(TEXTS[:3], "stub:8", device=device), expected)
+    if not isinstance(device, list):
+        np.testing.assert_array_equal(embq.Model("stub:8", device=device).encode(TEXTS[:3]), expected)
+
+
+@pytest.mark.parametrize("device", [99, torch.device("cuda", 99), "cuda:99"])
+def test_a_gpu_that_is_not_here_is_told_by_any_name(device: Any) -> None:
+    for call in (partial(embq.embed, ["a"], "stub:8"), lambda device: embq.Model("stub:8", device=device).encode("a")):
+        with pytest.raises(NoDeviceError):
+            call(device=device)
+
+
+@pytest.mark.parametrize("device", [-1, True, 1.5, {}, "gpu", object()])
+def test_what_names_no_device_is_refused(device: Any) -> None:
+    with pytest.raises(UsageError, match="unknown device"):
+        embq.embed(["a"], "stub:8", device=device)
+
+
+def test_rows_of_texts_are_texts() -> None:
+    rows = [{"text": text, "id": n} for n, text in enumerate(TEXTS[:3])]
+    np.testing.assert_array_equal(embq.embed(rows, "stub:8"), embq.embed(TEXTS[:3], "stub:8"))
+    with pytest.raises(InputError, match="a dict without a str under 'text'; it has 'caption', 'id'"):
+        embq.embed([{"caption": "a", "id": 1}], "stub:8")
 
 
 def test_a_dict_of_columns_is_a_table() -> None:

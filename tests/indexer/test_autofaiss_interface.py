@@ -209,6 +209,20 @@ def test_several_indices_answer_together_as_one(here: Path) -> None:
     assert np.mean(np.take_along_axis(ids, best, axis=1) == nearest(vectors, vectors[:9])) > 0.9
 
 
+@pytest.mark.parametrize(("count", "kept"), [(3, 3), (10, 3), (50, 3), (50, 7), (200, 3), (200, 40)])
+def test_a_small_collection_is_kept_in_as_many_indices_as_asked(here: Path, count: int, kept: int) -> None:
+    vectors = rows(count, 1).astype(np.float32)
+    _, infos = build(vectors, nb_indices_to_keep=kept, index_path="k.index")
+    assert len(infos) == kept
+    found = [faiss.read_index(path) for path in infos]
+    assert sum(one.ntotal for one in found) == count
+    for one in found:
+        one.nprobe = one.nlist
+    answers = [one.search(vectors, 1) for one in found]
+    best = np.argmax([scores[:, 0] for scores, _ in answers], axis=0)
+    assert np.array([ids[:, 0] for _, ids in answers])[best, range(count)].tolist() == [*range(count)]
+
+
 def test_vectors_are_reconstructed_by_a_direct_map(here: Path) -> None:
     vectors = np.asfortranarray(rows(300, 2), dtype=np.float64)
     options = {"index_key": "Flat", "metric_type": "l2", "nb_cores": 1, "make_direct_map": True}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,39 @@ def test_an_open_index_and_search_answer_alike(tmp_path: Path) -> None:
             index.search()
         with pytest.raises(UsageError, match="a prompt is given without a text"):
             index.search(vector[None], prompt="query: ")
+
+
+def test_queries_come_in_any_form(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    texts, vectors = ["an ordinary text, number 7", "an ordinary text, number 50"], embq.open(root).vectors()[:2]
+    each = [embq.search(root, text, k=3) for text in texts]
+    by_vector = embq.search(root, vector=vectors[0], k=3)
+    with embq.open(root).index() as index:
+        for search in (partial(embq.search, root), index.search):
+            assert search(texts, k=3) == search(iter(texts), k=3) == search(np.array(texts), k=3) == each
+            for vector in (vectors[0], vectors[0].tolist(), tuple(vectors[0]), list(vectors[0])):
+                assert search(vector, k=3) == by_vector
+            assert search(vectors, k=3)[0] == search(list(vectors), k=3)[0] == by_vector
+            assert search([], k=3) == []
+            for whole in (float, np.float32, np.int64, Fraction):
+                options = {name: whole(1) for name in ("id", "k", "offset", "nprobe")}
+                assert search(**options) == search(id=1, k=1, offset=1, nprobe=1)
+                assert search(like=[whole(1)], unlike=[whole(2)]) == search(like=[1], unlike=[2])
+            for name in ("id", "k", "offset", "nprobe", "like", "unlike"):
+                for value in (
+                    2.5,
+                    float("nan"),
+                    float("inf"),
+                    "2",
+                    b"",
+                    [1],
+                    {} if name in ("id", "nprobe") else None,
+                ):
+                    with pytest.raises(UsageError, match=f"{name} is "):
+                        search(texts[0], **{name: [value] if name.endswith("like") else value})
+            for query in (3, 2.5, {"text": "a"}, object()):
+                with pytest.raises(UsageError, match=f"the query is of type {type(query).__name__}"):
+                    search(query)
 
 
 def test_a_built_index_is_open(tmp_path: Path) -> None:

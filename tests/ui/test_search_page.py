@@ -453,3 +453,22 @@ def test_an_error_in_place_of_results_leaves_the_page_and_its_form(server: Serve
         page.keyboard.press("Enter")
         page.locator("#results .result").first.wait_for()
         faults.expect("500")
+
+
+def test_a_server_that_is_gone_is_told_and_the_search_repeated_until_it_is_back(
+    server: Server, browser: Browser
+) -> None:
+    with opened_page(browser) as (page, faults):
+        page.goto(address(server, index=TEXTS))
+        page.context.set_offline(True)
+        page.fill("#q", "text")
+        page.keyboard.press("Enter")
+        notice = page.get_by_text("The server of this page does not answer")
+        notice.wait_for()
+        assert page.input_value("#q") == "text"
+        page.context.set_offline(False)
+        notice.wait_for(state="detached")
+        page.locator("#results .result").first.wait_for()
+        assert "q=text" in page.url
+        for fault in ("ERR_INTERNET_DISCONNECTED", "htmx:sendError", "htmx:afterRequest"):
+            faults.expect(fault)

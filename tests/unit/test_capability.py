@@ -112,5 +112,5 @@ def test_a_device_that_cannot_be_asked_is_broken(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("CUDA unknown error\nmore")
 
     torch_with(monkeypatch).cuda.get_device_properties = fail
-    with pytest.raises(DeviceError, match=r"the device failed: CUDA unknown error$"):
+    with pytest.raises(DeviceError, match=r"(?m)the device failed: CUDA unknown error$"):
         check_device("cuda:0")

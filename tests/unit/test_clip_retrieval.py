@@ -261,6 +261,10 @@ def test_the_names_of_models_are_those_of_open_clip() -> None:
 def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
     for typed in (["--clip_model", model], [f"--model={model}"], ["-m", model], ["--model", model]):
         assert parsed("photos", "-o", "out", *typed)["model"] == (spec,), typed
+        assert parsed("photos", "-o", "out", "--clip_model", "ViT-B/32", *typed)["model"] == (spec,), typed
+        assert parsed("photos", "-o", "out", *typed, "--clip_model", model)["model"] == (spec,), typed
+    both = parsed("photos", "-o", "out", "-m", "stub:4", "-m", model, "--clip_model", "ViT-B/32")
+    assert both["model"] == ("stub:4", spec)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_every_option_there_has_its_row_on_the_page() -> None:
     inference_rows, _, index_rows = PAGE.partition("Its `index` is")
     assert _rows(index_rows).keys() == {param.name for param in index.params} - {"as_json", "quiet"}
     told = _rows(inference_rows)
-    assert told.keys() == {param.name for param in OPTIONS}
+    assert told.keys() == {param.name for param in OPTIONS} - {"model"}  # which is of embq
     for name, cell in told.items():
         assert RENAMED.get(name, "") in cell, name
         assert cell.strip().startswith("refused") == (name in REFUSED), name

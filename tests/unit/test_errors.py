@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 
 import pytest
 
@@ -20,6 +21,7 @@ def test_every_error_keeps_its_message_its_code_and_its_next_step(kind: type[Emb
         return
     error = kind("what happened", next_step="what to do", code="why")
     assert (str(error), error.message, error.next_step, error.code) == ("what happened",) * 2 + ("what to do", "why")
+    assert traceback.format_exception_only(error)[-1] == "next: what to do\n"
     if kind is not SourceError:
         assert kind("x").code == kind.default_code
 

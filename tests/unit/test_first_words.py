@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import embq
 from embq.app.cli.entry_point import VERBS, run
 from embq.app.cli.sections import FOREIGN_OPTIONS
+from embq.app.searching.query import Answer, Query
 from embq.core.errors import Exit, ModelError
 from embq.core.model_names import suggestions
 from embq.core.models import FAMILIES, ModelSpec
+from embq.producer.model_args import asked_models
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,42 @@ def test_a_folder_of_a_model_is_named_with_its_family(mark: str, tmp_path: Path)
     (tmp_path / mark).write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     family = {"modules.json": "st", "open_clip_config.json": "open_clip", "config.json": "hf"}[mark]
-    assert suggestions(str(tmp_path), FAMILIES) == [f"{family}:{tmp_path}"]
+    expected = f"{family}:{'local-dir:' if family == 'open_clip' else ''}{tmp_path}"
+    assert suggestions(str(tmp_path), FAMILIES) == [expected]
+    assert str(ModelSpec.given(str(tmp_path))) == expected
+    assert [str(model.spec) for model in asked_models([f"{tmp_path}?normalize=false"])] == [
+        f"{expected}?normalize=false"
+    ]
+
+
+@pytest.mark.parametrize("mark", ["modules.json", "open_clip_config.json", "config.json", "README.md"])
+def test_a_model_of_the_cache_needs_no_family(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model, revision = tmp_path / "models--org--name", "a" * 40
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(revision)
+    with pytest.raises(ModelError, match="unknown model"):
+        ModelSpec.given("org/name")
+    (model / "snapshots" / revision).mkdir(parents=True)
+    (model / "snapshots" / revision / mark).write_text("{}")
+    spec = {
+        "modules.json": "st:org/name",
+        "open_clip_config.json": "open_clip:hf-hub:org/name",
+        "config.json": "hf:org/name",
+    }
+    if mark not in spec:
+        with pytest.raises(ModelError, match="did you mean st:org/name or hf:org/name"):
+            ModelSpec.given("org/name")
+        return
+    assert str(ModelSpec.given("org/name")) == spec[mark]
+    assert str(embq.Model("org/name").spec) == spec[mark]
+    with pytest.raises(ModelError, match="unknown model"):
+        ModelSpec.parse("org/name")  # as it may stand in a run, which another machine serves
+    for other in ("../../x", "a" * 40, "1/2"):
+        (model / "refs" / "main").write_text(other)
+        with pytest.raises(ModelError, match="unknown model"):
+            ModelSpec.given("org/name")
+        (model / "snapshots" / revision / mark).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("verb", ["search", "serve", "ui", "atlas", "pause", "cancel", "logs", "export", "verify"])
@@ -75,6 +113,20 @@ def test_a_folder_that_is_not_there_is_told_as_such(
 def test_an_option_of_another_tool_is_answered_with_ours(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "x.jsonl", option, "1"]) == Exit.USAGE
     assert f"Did you mean '{FOREIGN_OPTIONS[option]}'?" in capsys.readouterr().err
+
+
+def test_words_of_a_search_are_one_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str | None] = []
+
+    def note(_index: str, query: Query, *_: object) -> Answer:
+        asked.append(query.text)
+        return Answer(results=[], timing={})
+
+    monkeypatch.setattr("embq.app.verbs.search._search", note)
+    for words in (["a b c"], ["a", "b", "c"], ["a", "-k", "3", "b", "c"], ["--", "a", "b", "c"], []):
+        run(["search", "out", *words])
+    capsys.readouterr()
+    assert asked == ["a b c"] * 4
 
 
 def test_the_words_are_no_verbs() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from embq.app.cli.entry_point import cli
-from embq.app.cli.sections import Option, SectionedCommand
+from embq.app.cli.entry_point import cli, run
+from embq.app.cli.sections import SAME_OPTIONS, Option, SectionedCommand
+from embq.app.verbs.run import FIRST_OPTIONS
 from embq.compat.fire import FireCommand
 
 
@@ -48,6 +49,30 @@ def test_an_output_has_one_name_and_a_model_one(verb: str) -> None:
             assert {"-o", "--output"} == names
         if names & {"-m", "--model"}:
             assert {"-m", "--model"} <= names
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("other", SAME_OPTIONS)
+def test_an_earlier_name_of_an_option_is_that_option(verb: str, other: str) -> None:
+    command, ours = COMMANDS[verb], SAME_OPTIONS[other]
+    names = {name for option in own_options(verb) for name in option.opts}
+    if ours not in names or other in names:
+        return
+    for value in (["cpu"], []):
+        context = click.Context(command, resilient_parsing=True)
+        written = [other, *value] if value else [f"{other}=cpu"]
+        command.parse_args(context, written)
+        name = next(option.name for option in own_options(verb) if ours in option.opts)
+        assert context.params[str(name)] in ("cpu", ("cpu",))
+
+
+def test_the_first_help_of_a_run_is_short_and_help_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--help"]) == 0
+    short = re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert set(short) == {*FIRST_OPTIONS, "--help", "--help-all"}
+    assert run(["run", "--help-all"]) == 0
+    whole = re.findall(r"^ +(?:-\w, )?(--[a-z-0-9]+)", capsys.readouterr().out, re.MULTILINE)
+    assert {option.opts[0] for option in own_options("run")} <= {*whole}
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

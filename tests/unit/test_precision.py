@@ -241,7 +241,7 @@ def test_a_run_keeps_its_precision_whatever_devices_there_are_later(
     assert Layout(tmp_path / "out").run_json.read_bytes() == before
     with pytest.raises(InputError, match="precision: bf16 there, fp16 asked for"):
         enqueue("--precision", "fp16")
-    with pytest.raises(InputError, match=r"model: stub:8 there, stub:9 asked for$"):
+    with pytest.raises(InputError, match=r"(?m)model: stub:8 there, stub:9 asked for$"):
         enqueue(model="stub:9")
 
 

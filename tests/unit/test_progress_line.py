@@ -184,7 +184,7 @@ def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded()
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"state": "starting"}, "minilm  starting (4 s)"),
+        ({"state": "starting"}, "minilm  starting the workers, which import their libraries (4 s)"),
         ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
         (
             {"state": "loading", "loading_on": ["cpu"], "downloaded": 34_200_000},

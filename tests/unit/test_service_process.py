@@ -40,6 +40,23 @@ def test_the_error_of_a_service_is_that_of_its_last_start(tmp_path: Path) -> Non
     assert unknown.next_step == f"its log is {log}"
 
 
+def test_loading_is_that_of_this_session(tmp_path: Path) -> None:
+    log = tmp_path / "_logs" / "worker.log"
+    log.parent.mkdir()
+    child = ServiceProcess("worker", [], log=log, broker_url="")
+    assert child.loaded_s() == 0
+    before = "2026-03-14T09:26:53Z info worker model_loaded model=minilm device=cpu seconds=77.0\n"
+    log.write_text(before)
+    child._first_start = len(before)
+    assert child.loaded_s() == 0
+    for device, seconds in (("cpu", 11.93), ("cuda:0", 3.5), ("cuda:1", "x")):
+        with log.open("a") as file:
+            file.write(
+                f"2026-03-14T09:27:53Z info worker model_loaded model=minilm device={device} seconds={seconds}\n"
+            )
+    assert child.loaded_s() == 11.93
+
+
 @pytest.mark.parametrize(
     ("logged", "said"),
     [

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import embq
+from embq.app.cli.entry_point import run
+from embq.app.doctor.machine_checks import unknown_names
 from embq.core.errors import ConfigError
 from embq.core.networks import Address
-from embq.core.settings import Settings, child_environment
+from embq.core.settings import MEANINGS, OF_DEPLOYMENTS, Settings, child_environment, unknown_settings
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +22,23 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("EMBQ_"):
             monkeypatch.delenv(name)
+
+
+def test_names_that_are_no_settings_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (*MEANINGS, *OF_DEPLOYMENTS):
+        if name.startswith("EMBQ_"):
+            monkeypatch.setenv(name, "")
+    assert unknown_settings() == {}
+    for name in MEANINGS:
+        if name.startswith("EMBQ_"):
+            monkeypatch.setenv(f"{name}X", "1")
+    assert unknown_settings() == {f"{name}X": name for name in sorted(MEANINGS) if name.startswith("EMBQ_")}
+    monkeypatch.setenv("EMBQ_" + "Q" * 1000, "1")
+    assert run(["config"]) == 0
+    assert "warning: EMBQ_BROKER_URLX is not a setting; did you mean EMBQ_BROKER_URL?" in capsys.readouterr().err
+    assert [check.state for check in unknown_names()] == ["warn"] * len(unknown_settings())
 
 
 def test_without_variables_the_defaults_hold() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from embq.core.errors import ConfigError, UsageError
+from embq.core.extras import missing
 from embq.core.service.progress_line import moment
 from embq.core.storage.durable import overwrite
 
@@ -28,9 +29,8 @@ try:
         load_pem_private_key,
     )
 except ImportError as error:
-    raise ConfigError(
-        "certificates are made with the package cryptography, which is not installed",
-        next_step="pip install 'embq[broker]'",
+    raise missing(
+        "cryptography", "certificates are made with the package cryptography, which is not installed"
     ) from error
 
 CA_DAYS = 3650

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,11 +17,12 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
-from embq.core.errors import ConfigError, EmbqError, Exit
+from embq.core.errors import EmbqError, Exit, MissingPackageError, OutputError
+from embq.core.extras import of_import
 from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
-from embq.core.service.log import Events, is_json
+from embq.core.service.log import Events, is_json, warn_in_messages
 from embq.core.service.progress_line import folded
 
 STARTED_AT_S = time.monotonic()
@@ -88,12 +91,6 @@ TABLES = {
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""
 
-OPTIONAL = {
-    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "starlette", "torch", "transformers"),
-    "uvicorn",
-}
-"""Packages of extras that some verbs import unconditionally."""
-
 
 class JoinedBash(BashComplete):
     """click's completion for bash, for words with ":" or "=" in them, such as `st:./model` and `--model=minilm`.
@@ -150,8 +147,10 @@ add_completion_class(JoinedBash)
 
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
+    open_standard_streams()
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start; see `embq.core.process.children.python`
     leave_out_current_folder()
+    warn_in_messages()
     verb, of_server = sys.argv[1:2], any(argument.startswith(("http://", "https://")) for argument in sys.argv[2:])
     makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
     if makes_tables and not set(HELP).intersection(sys.argv):
@@ -159,6 +158,23 @@ def main() -> NoReturn:
 
         leave_out_pandas()
     sys.exit(run(sys.argv[1:]))
+
+
+def open_standard_streams() -> None:
+    """Open stdin, stdout and stderr that are closed, as some schedulers leave them, on /dev/null.
+
+    Otherwise the next file that is opened has their number, and a child or a library writes into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            if opened != number:
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def run(arguments: list[str]) -> int:
@@ -179,10 +195,12 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except EmbqError as error:
+        if isinstance(error, MissingPackageError):
+            error = of_import(error, arguments[0]) or error
         show_error(error)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the boundary to the user
-        if (user_error := _environment_error(error)) is not None:
+        if (user_error := _environment_error(error, arguments[0] if arguments else "")) is not None:
             show_error(user_error)
             return user_error.exit_code
         details = masked(traceback.format_exc())
@@ -199,18 +217,17 @@ def run(arguments: list[str]) -> int:
         return Exit.BUG
 
 
-def _environment_error(error: Exception) -> EmbqError | None:
+def _environment_error(error: Exception, verb: str) -> EmbqError | None:
     """The error for a user if disk, broker, memory or threads gave out, or a package of an extra is missing.
 
     None for any other.
     """
     if (user_error := exhausted(error)) is not None:
         return user_error
-    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
-        return ConfigError(
-            f"this needs the package {package}, which is not installed here",
-            next_step="pip install 'embq[all]', or the extra for this machine's role: docs/how-to/install.md",
-        )
+    if isinstance(error, ModuleNotFoundError):
+        return of_import(error, verb)
+    if isinstance(error, OSError) and (full := _refused_output(error)) is not None:
+        return full
     if isinstance(error, OSError):
         from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
 
@@ -222,6 +239,28 @@ def _environment_error(error: Exception) -> EmbqError | None:
 
         return refusal(error) if isinstance(error, RedisError) else None
     return None
+
+
+def _refused_output(error: OSError) -> OutputError | None:
+    """The error if it is standard output that cannot be written: by `click.echo`, or a console of rich."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is click.echo.__code__:
+            is_output = not frame.f_locals.get("err")
+            break
+        if frame.f_globals.get("__name__") == "rich.console":
+            is_output = not getattr(frame.f_locals.get("self"), "stderr", True)
+            break
+    else:
+        return None
+    if not is_output:
+        return None
+    with suppress(OSError):  # what is left in its buffer would fail once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OutputError(
+        f"standard output cannot be written: {error.strerror}",
+        next_step="send it to a file with room, or to a terminal; what is in an output folder of embq is safe",
+        code="no_space" if error.errno == ENOSPC else "output",
+    )
 
 
 def show_error(error: EmbqError) -> None:

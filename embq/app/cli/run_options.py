@@ -214,7 +214,7 @@ def _models(specs: tuple[str, ...], prompt_name: str | None, prompt: str | None)
             "--prompt-name and --prompt are for one model, and several are asked for",
             next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt_name=query",
         )
-    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt_name, prompt)),)
+    return (str(ModelSpec.given(specs[0]).with_prompt(prompt_name, prompt)),)
 
 
 def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -58,18 +58,53 @@ NO_COLOR = click.Option(
 
 
 FOREIGN_OPTIONS = {
-    **dict.fromkeys(("--gpu", "--gpus", "--device", "--num-gpus", "--num_gpus", "--tensor-parallel-size"), "--devices"),
+    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus", "--num_gpus", "--tensor-parallel-size"), "--devices"),
     **dict.fromkeys(("--out", "--output-folder", "--output_folder", "--output-dir"), "--output"),
+    **dict.fromkeys(("--num-threads", "--prepare-threads", "--decode-threads", "--nb-cores"), "--threads"),
+    **dict.fromkeys(("--num-workers", "--num-proc", "--processes"), "--workers"),
     **dict.fromkeys(("--model-name", "--model_name", "--model-id", "--clip-model", "--clip_model"), "--model"),
 }
 """Option of another tool -> ours, which is suggested by the verbs that have it."""
 
 
+SAME_OPTIONS = {"--device": "--devices", "--devices": "--device", "--index": "--name", "--index-name": "--name"}
+"""Earlier name of an option, or that of another verb -> the name in the verbs that do not have the former."""
+
+HELP_ALL = "--help-all"
+
+
+def _help_all(context: click.Context, _option: click.Parameter, given: Any) -> None:
+    if given:
+        context.meta[HELP_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+_HELP_ALL = click.Option(
+    [HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show all options and exit."
+)
+HELPS = ("--help", HELP_ALL)
+
+
 class SectionedCommand(click.Command):
-    """A verb, with the options in its help by `section`, and --no-color."""
+    """A verb, with the options in its help by `section`, and --no-color.
+
+    Args:
+        first: names of the options that --help shows; --help-all shows the others as well. Empty for all.
+    """
+
+    def __init__(self, *args: Any, first: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._first = first
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments as click does, and name our option for one that other tools have."""
+        """Parse arguments as click does, take other names of options, and name ours for those of other tools."""
+        own = {name for param in self.params for name in param.opts}
+        end = args.index("--") if "--" in args else len(args)
+        for place, argument in enumerate(args[:end]):
+            name, is_with_value, value = argument.partition("=")
+            if name not in own and SAME_OPTIONS.get(name) in own:
+                args = [*args[:place], f"{SAME_OPTIONS[name]}{is_with_value}{value}", *args[place + 1 :]]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -80,15 +115,18 @@ class SectionedCommand(click.Command):
             raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters of the verb, --no-color and --help."""
+        """The parameters of the verb, --no-color, --help and --help-all."""
         *own, help_option = super().get_params(ctx)
-        return [*own, NO_COLOR, help_option]
+        return [*own, NO_COLOR, help_option, *([_HELP_ALL] if self._first else [])]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by section, in the order in which they are declared."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+            is_left_out = self._first and HELP_ALL not in ctx.meta and not {*self._first, *HELPS} & {*param.opts}
+            if is_left_out or not isinstance(param, click.Option):
+                continue
+            if (record := param.get_help_record(ctx)) is not None:
                 sections.setdefault(vars(param).get("section", GENERAL), []).append(record)
         general = sections.pop(GENERAL)
         for heading, rows in [*sections.items(), (GENERAL if sections else "Options", general)]:

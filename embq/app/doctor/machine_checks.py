@@ -22,7 +22,7 @@ from embq.core.broker.client import connect
 from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
 from embq.core.service.progress_line import size_text
-from embq.core.settings import Settings
+from embq.core.settings import Settings, unknown_settings
 from embq.core.storage.durable import publish, write_new, writing
 from embq.core.storage.objects import ObjectPath, probe
 from embq.core.storage.paths import is_url, place, refuse_unnameable
@@ -46,6 +46,7 @@ def check_machine(settings: Settings, *, output: str = "", model_specs: Sequence
         model_specs: models to load, one after the other, each with one sample.
     """
     yield from packages()
+    yield from unknown_names()
     yield from _broker_and_fleet(settings)
     yield from devices(settings.cuda_visible)
     yield from models(*model_specs)
@@ -77,6 +78,12 @@ def packages() -> Iterator[Check]:
         yield Check.passed("packages", detail, "pip install 'embq[writer]'")
     else:
         yield Check.passed("packages", detail)
+
+
+def unknown_names() -> Iterator[Check]:
+    """EMBQ_* variables that are no settings; nothing if there are none."""
+    for name, meant in unknown_settings().items():
+        yield Check("settings", "warn", f"{name} is not a setting", f"unset it{f'; or set {meant}' if meant else ''}")
 
 
 def storage(output: str) -> Iterator[Check]:

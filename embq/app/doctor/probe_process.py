@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from embq.core.errors import ConfigError, DeviceError, EmbqError, SampleError, error_fields
+from embq.core.errors import DeviceError, EmbqError, SampleError, error_fields
+from embq.core.extras import install, missing
 
 if TYPE_CHECKING:
     from embq.core.models import ModelConfig
@@ -45,14 +46,14 @@ def files(*specs: str) -> dict[str, Any]:
     from embq.core.models import ModelSpec
     from embq.worker.embedders.lookup import locate
 
-    return {"where": [locate(ModelSpec.parse(spec)).where for spec in specs]}
+    return {"where": [locate(ModelSpec.given(spec)).where for spec in specs]}
 
 
 def model(spec: str) -> dict[str, Any]:
     """Load a model on the CPU, and embed one sample."""
     from embq.core.models import ModelConfig, ModelSpec
 
-    parsed = ModelSpec.parse(spec)
+    parsed = ModelSpec.given(spec)
     modalities = ["image", "text"] if parsed.family == "open_clip" else ["text"]
     if parsed.family == "hf":
         from embq.worker.embedders.hugging_face import own_modality
@@ -118,8 +119,9 @@ def main(name: str, *arguments: str) -> None:
     except EmbqError as error:
         answer = {"error": error_fields(error)}
     except ModuleNotFoundError as error:
-        missing = ConfigError(f"the package {error.name} is not installed", next_step="pip install 'embq[worker]'")
-        answer = {"error": error_fields(missing)}
+        package = str(error.name)
+        missed = missing(package, f"the package {package} is not installed", next_step=install([package]))
+        answer = {"error": error_fields(missed)}
     print(json.dumps(answer))  # noqa: T201 - the answer to the parent
 
 

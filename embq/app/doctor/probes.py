@@ -97,7 +97,7 @@ def models(*specs: str) -> Iterator[Check]:
 
 
 def _model(spec: str) -> Iterator[Check]:
-    ModelSpec.parse(spec)
+    ModelSpec.given(spec)
     began = time.monotonic()
     answer = child(*PROBE, "model", spec, timeout_s=MODEL_TIMEOUT_S)
     dims = ", ".join(f"{name} {dim}" for name, dim in answer["dims"].items())

@@ -15,7 +15,7 @@ import numpy as np
 
 from embq.app.embedding.bars import shown
 from embq.app.embedding.items import is_one, of_one_kind
-from embq.app.embedding.model import AUTO, Model, OnError, not_embedded
+from embq.app.embedding.model import AUTO, Device, Model, OnError, device_name, not_embedded
 from embq.app.embedding.tables import Table, table_of
 from embq.core.errors import UsageError
 from embq.core.settings import spool_folder
@@ -33,12 +33,13 @@ def embed(
     image_column: str | None = None,
     output_column: str = "embedding",
     precision: str = AUTO,
-    device: str | Sequence[str] | None = AUTO,
+    device: Device | Sequence[Device] = AUTO,
     on_error: OnError = "raise",
     progress: bool | None = None,
 ) -> Any:
     """See `embq.embed`."""
-    devices = device if isinstance(device, str) else ",".join(device or [AUTO])
+    several = device if isinstance(device, list | tuple) else [device]
+    devices = ",".join(map(device_name, several)) or AUTO
     if on_error not in ("raise", "null"):
         raise UsageError(f"on_error is {on_error!r}", next_step="use 'raise' or 'null'")
     table = table_of(data)
@@ -46,7 +47,7 @@ def embed(
         if text_column is not None or image_column is not None:
             raise UsageError(
                 f"a column is named, and {type(data).__name__} is no table embq knows",
-                next_step="leave it out; or give a DataFrame, a pyarrow.Table or a datasets.Dataset",
+                next_step="leave it out; or give a DataFrame, a pyarrow.Table, a datasets.Dataset or a dict of columns",
             )
         if is_one(data) or not isinstance(data, Iterable):
             name = type(data).__name__

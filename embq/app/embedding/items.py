@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embq.core.redaction import cut
 from embq.worker.embedders.image.headers import DECODER_ERRORS, damaged
 
 
@@ -45,24 +46,37 @@ def _plain(item: Any) -> Any:
         item = item.as_py()
     if isinstance(item, bytearray | memoryview):
         return bytes(item)
+    if isinstance(item, dict) and isinstance(item.get("text"), str):  # a row, as of a .jsonl file
+        return item["text"]
     is_nan = isinstance(item, float | np.floating) and bool(np.isnan(item))
     return None if is_nan or type(item).__name__ in ("NAType", "NaTType") else item
 
 
 def _kind(item: Any) -> str:
-    return "image" if isinstance(item, bytes | Path | dict) or is_picture(item) else "text"
+    is_image = isinstance(item, bytes | Path) or is_picture(item) or _is_undecoded(item)
+    return "image" if is_image else "text"
+
+
+def _is_undecoded(item: Any) -> bool:
+    """True for an image as datasets gives it where it is not decoded."""
+    return isinstance(item, dict) and not {"bytes", "path"}.isdisjoint(item)
 
 
 def _text(item: Any) -> Any:
     """The text, or (code, message)."""
     if isinstance(item, str):
         return item
+    if isinstance(item, dict):
+        return (
+            "missing_text",
+            f"the item is a dict without a str under 'text'; it has {cut(', '.join(map(repr, item)))}",
+        )
     return ("missing_text", "the item is None" if item is None else f"the item is no str but {type(item).__name__}")
 
 
 def _image(item: Any) -> Any:
     """The encoded bytes of an image, or (code, message)."""
-    if isinstance(item, dict):  # as datasets gives images that are not decoded
+    if _is_undecoded(item):
         item = item.get("bytes") or item.get("path")
     if item is None:
         return ("missing_member", "the item is None")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,13 @@ from embq.core.errors import InputError, ModelError, UsageError
 from embq.core.models import ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
 
+if TYPE_CHECKING:
+    import torch
+
 OnError = Literal["raise", "null"]
+
+Device: TypeAlias = "str | int | torch.device | None"
+"""Names of a device that callers have: embq's and torch's own, the number of a GPU, or None for "auto"."""
 
 AUTO = "auto"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -27,7 +33,8 @@ class Model:
 
     Args:
         spec: as `embq run --model` takes it, such as "minilm" or "open_clip:ViT-B-32/laion2b_s34b_b79k".
-        device: "auto" (the first GPU, or the CPU), "cpu", "cuda", "cuda:1".
+        device: "auto" or None (the first GPU, or the CPU), "cpu", "cuda", "cuda:1", a `torch.device`,
+            or the number of a GPU.
         precision: as `--precision`; "auto" for the fastest that the device computes well.
         batch_size: most samples of a pass; 0 for what suits the device.
         threads: that decode and tokenise; 0 for one per core.
@@ -36,13 +43,13 @@ class Model:
     """
 
     def __init__(
-        self, spec: str, *, device: str = AUTO, precision: str = AUTO, batch_size: int = 0, threads: int = 0
+        self, spec: str, *, device: Device = AUTO, precision: str = AUTO, batch_size: int = 0, threads: int = 0
     ) -> None:
         if not isinstance(spec, str):
             raise _unsupported(f"a {type(spec).__name__} as a model", 'give its spec, such as "st:FOLDER"')
-        self.spec = ModelSpec.parse(spec)
+        self.spec = ModelSpec.given(spec)
         sizes = {"batch_size": batch_size, "threads": threads}
-        self._options: dict[str, Any] = {"device": device, "precision": precision, **sizes}
+        self._options: dict[str, Any] = {"device": device_name(device), "precision": precision, **sizes}
         self._loaded: dict[str, InProcess] = {}
         self._similarity = ""
 
@@ -60,7 +67,7 @@ class Model:
         precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | None = None,
+        device: Device = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         *,
@@ -236,6 +243,19 @@ _LOADING = threading.Lock()
 
 
 NO_POOL = 'use embq.embed(items, "MODEL", device="all"), which starts a process on each device'
+
+
+def device_name(device: Device) -> str:
+    """The device as `--devices` names it; UsageError if it is none of `Device`."""
+    if device is None:
+        return AUTO
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return f"cuda:{device}"
+    if isinstance(device, str) or (type(device).__module__, type(device).__name__) == ("torch", "device"):
+        return str(device)
+    raise UsageError(
+        f"unknown device {device!r}", next_step='use "auto", "cpu", "cuda", "cuda:1" or the number of a GPU'
+    )
 
 
 def _unsupported(what: str, instead: str) -> UsageError:

@@ -9,7 +9,7 @@ import embq
 from embq.app.doctor.check import Check
 from embq.app.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in
 from embq.app.fleet.ray_cluster import join, settle
-from embq.core.errors import ConfigError
+from embq.core.extras import missing
 from embq.core.process.children import run_python
 from embq.core.settings import child_environment
 
@@ -42,7 +42,7 @@ def ray_launcher(fleet: str, address: str, gpus: int) -> AskingLauncher:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     except ModuleNotFoundError as error:
-        raise ConfigError("Ray is not installed here", next_step="pip install 'embq[ray]'") from error
+        raise missing("ray", "Ray is not installed here") from error
     join(ray, address, {"namespace": NAMESPACE, "log_to_driver": False})
     install = f"pip install 'embq[worker]=={embq.__version__}' on every node, for the Python of Ray"
     bundle = {"CPU": 1, **({"GPU": gpus} if gpus else {})}

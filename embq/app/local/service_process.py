@@ -25,6 +25,9 @@ OVER_S = 3.0
 """A worker exits when its run is over, and the session follows. A worker that exits earlier is restarted after this
 time: it looked before units that were added to a finished run were taken up."""
 
+LOADING_BYTES = 1 << 20
+"""Beginning of a worker's log in which it says how long loading took."""
+
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
 
@@ -58,6 +61,7 @@ class ServiceProcess:
         self._environment = {"EMBQ_METRICS": "", **environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
         self._log_start = 0
+        self._first_start: int | None = None
         self._quick_deaths = 0
         self._over_at: float | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -70,6 +74,7 @@ class ServiceProcess:
         name = f"{self.log.parent.name}/{self.log.name}"
         with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
             self._log_start = log.tell()
+            self._first_start = self._log_start if self._first_start is None else self._first_start
             self.process = start(
                 python("-m", "embq", self.verb, *arguments),
                 stdout=log,
@@ -125,6 +130,17 @@ class ServiceProcess:
                 code, message, next_step = _event_fields(line)
                 return ModelError(message, next_step=next_step, code=code)
         return None
+
+    def loaded_s(self) -> float:
+        """Seconds in which a worker has loaded its model, the slowest; 0 if its log says nothing of it."""
+        seconds = [0.0]
+        with suppress(OSError, EmbqError), open(open_file(self.log.parent, self.log.name, os.O_RDONLY), "rb") as log:
+            log.seek(self._first_start or 0)
+            for line in log.read(LOADING_BYTES).decode("utf-8", "replace").splitlines():
+                if " worker model_loaded " in line:
+                    with suppress(ValueError):
+                        seconds.append(float(line.rpartition(" seconds=")[2]))
+        return max(seconds)
 
     def _tail(self) -> list[str]:
         """The last lines of the service since its start; none where its log cannot be read, as work goes on without."""

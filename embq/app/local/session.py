@@ -45,6 +45,8 @@ from embq.worker.embedders.lookup import cached_bytes
 LOOK_S = 0.25
 LOOK_FAR_S = 2.0
 """Between two looks at an object store, each of which takes a few requests."""
+LOADED_S = 0.05
+"""A model that loaded faster is not worth a word."""
 CAUSES_SHOWN = 3
 """Most frequent causes of failures that the end of a run shows."""
 HURRY_S = 1.5 * REPEAT_S
@@ -57,11 +59,13 @@ class SessionOutcome:
 
     Attributes:
         all_failed: the code with which all samples of the first unit failed, if that stopped it; else "".
+        loaded_s: seconds in which the slowest worker of this session has loaded the model.
     """
 
     progress: RunProgress
     interrupted: bool
     all_failed: str = ""
+    loaded_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +133,7 @@ class Session:
                 measured_speeds.keep(client, self.info, self.layout.root, workers=int(self.choices.get("workers", 1)))
             if self.server is not None and ended.state == RunState.DONE:
                 self.server.stop(discard=True)  # the commit log holds all that a finished run needs
-            return SessionOutcome(ended, interrupted, self.all_failed)
+            return SessionOutcome(ended, interrupted, self.all_failed, children[-1].loaded_s())
 
     def _start_server(self, stack: ExitStack) -> str:
         server = EmbeddedServer(self.layout.broker)
@@ -317,7 +321,7 @@ def print_summary(outcome: SessionOutcome, root: Place, *, as_json: bool) -> int
     if as_json:
         click.echo(json.dumps(progress.to_json()))
     else:
-        for line in summary_lines(progress, root):
+        for line in summary_lines(progress, root, outcome.loaded_s):
             click.echo(folded(line))
     if progress.state != RunState.DONE:
         if outcome.interrupted and not outcome.all_failed:
@@ -329,8 +333,12 @@ def print_summary(outcome: SessionOutcome, root: Place, *, as_json: bool) -> int
     return Exit.SOME_FAILED if progress.failures else Exit.DONE
 
 
-def summary_lines(progress: RunProgress, root: Place) -> list[str]:
-    """Summary of a run: in = rows + failures, duration, bottleneck, and where the files are."""
+def summary_lines(progress: RunProgress, root: Place, loaded_s: float = 0.0) -> list[str]:
+    """Summary of a run: in = rows + failures, duration, bottleneck, and where the files are.
+
+    Args:
+        loaded_s: seconds of this command that loading the model took.
+    """
     from embq.core.formats.folders import row_folders
 
     total = progress.rows + progress.failures
@@ -357,7 +365,8 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     if progress.state == RunState.DONE and timing.get("wall_s"):
         lines.append(
             f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; this command took "
-            f"{duration(time.monotonic() - STARTED_AT_S)}, {timing.get('load_s', 0):.1f} s of them loading the model"
+            f"{duration(time.monotonic() - STARTED_AT_S)}"
+            f"{f', {loaded_s:.1f} s of them loading the model' if loaded_s >= LOADED_S else ''}"
         )
     if progress.limits.so_far.name:
         lines.append(f"limited by {progress.limits.so_far.sentence()}")

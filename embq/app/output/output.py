@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from embq.app.output.html import facts_html
-from embq.core.errors import ConfigError, InputError, OutputError
+from embq.core.errors import InputError, OutputError
+from embq.core.extras import missing
 from embq.core.formats.base import vectors
 from embq.core.formats.npy import mapped
 from embq.core.formats.part import opened
@@ -271,4 +272,4 @@ def _require(package: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise ConfigError(f"this needs the package {package}", next_step=f"pip install {package}")
+        raise missing(package, next_step=f"pip install {package}")

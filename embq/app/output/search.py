@@ -13,8 +13,8 @@ import numpy as np
 
 from embq.app.output.html import results_html
 from embq.app.searching.local import OpenIndex
-from embq.app.searching.query import Query, Result
-from embq.core.errors import EmbqError, InputError, UsageError
+from embq.app.searching.query import Query, Result, split
+from embq.core.errors import EmbqError, InputError
 
 PICTURE_PX = 160
 """Long side of a thumbnail in a notebook."""
@@ -88,26 +88,24 @@ class Index:
     ) -> Results: ...
 
     @overload
-    def search(
-        self, queries: Sequence[Any] | np.ndarray, k: int = 10, **options: Unpack[BatchOptions]
-    ) -> list[Results]: ...
+    def search(self, queries: Sequence[Any], k: int = 10, **options: Unpack[BatchOptions]) -> list[Results]: ...
+
+    @overload
+    def search(self, queries: np.ndarray, k: int = 10, **options: Unpack[BatchOptions]) -> Any: ...
 
     def search(self, queries: Any = None, k: int = 10, **options: Any) -> Any:
         """The k nearest rows of each query, best first: a list of `Results`; of one query, `Results`.
 
         Args:
-            queries: a text, or an image as a path (`pathlib.Path`) or encoded bytes; several of them; or vectors of
-                shape (n, dim). None if `image`, `vector` or `id` is given, or `like` alone.
+            queries: a text, an image as a path (`pathlib.Path`) or encoded bytes, or a vector of shape (dim,); several
+                of them, or vectors of shape (n, dim). None if `image`, `vector` or `id` is given, or `like` alone.
             options: those of `embq.search` but `name` and `vector_name`.
 
         The model stays loaded for queries with the same prompt. Raises as `embq.search`.
         """
         base = Query.given(k=k, **options)
-        is_single = queries is None or isinstance(queries, str | bytes | Path)
-        if queries is None:
-            loaded = [base.loaded()]
-        else:
-            loaded = [_loaded(base, query) for query in ([queries] if is_single else queries)]
+        items, is_single = ([], True) if queries is None else split(queries)
+        loaded = [base.loaded()] if queries is None else [_loaded(base.of(item)) for item in items]
         answers = [Results(results, self) for results in self._opened.answers(loaded)]
         return answers[0] if is_single else answers
 
@@ -123,17 +121,11 @@ class Index:
         return [self._pictures.of(collection, id_, row) for id_, row in zip(ids, rows, strict=True)]
 
 
-def _loaded(base: Query, item: Any) -> Query:
-    """The query by one item of `queries`, with the options of `base`."""
-    if given := base.kinds:
-        raise UsageError(f"`queries` and `{given[0]}` are given", next_step="leave out one of the two")
-    if isinstance(item, str):
-        return replace(base, text=item).loaded()
-    if isinstance(item, bytes | Path):
-        return replace(base, image=item).loaded()
-    query = replace(base, vector=np.asarray(item))
+def _loaded(query: Query) -> Query:
+    if query.vector is None:
+        return query.loaded()
     query.check()
-    return query
+    return replace(query, vector=np.asarray(query.vector))  # not a list: there may be many
 
 
 class _Pictures:

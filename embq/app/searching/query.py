@@ -11,13 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
 from embq.core import wire
-from embq.core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
+from embq.core.errors import InputError, MalformedError, SampleError, UsageError
+from embq.core.extras import missing
 from embq.indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, read_conditions
 
 T = TypeVar("T")
@@ -46,6 +48,9 @@ MOST_VECTOR_FILE = 1 << 30
 """Bytes of a file of query vectors; a larger file was given by mistake."""
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+INTEGERS = {"id", "k", "offset", "nprobe"}
+"""Fields that are whole numbers."""
 
 Whole = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -105,14 +110,17 @@ class Query:
         unlike: Iterable[int] = (),
         **options: Any,
     ) -> Query:
-        """The query in the arguments of `embq.search`; InputError `bad_filter`."""
+        """The query in the arguments of `embq.search`; InputError `bad_filter`, UsageError for a k of 2.5."""
+        for name in INTEGERS & options.keys():
+            if options[name] is not None or name in ("k", "offset"):
+                options[name] = _as_integer(name, options[name])
         return cls(
             text=text,
             image=image if isinstance(image, bytes) else path_of(image),
             vector=path_of(vector) or vector,
             where=read_conditions(where),
-            like=tuple(like),
-            unlike=tuple(unlike),
+            like=tuple(_as_integer("like", row) for row in like),
+            unlike=tuple(_as_integer("unlike", row) for row in unlike),
             **options,
         )
 
@@ -184,6 +192,14 @@ class Query:
             raise UsageError("a prompt is given without a text", next_step="leave the prompt out")
         if self.prompt_name is not None and self.prompt is not None:
             raise UsageError("both --prompt-name and --prompt are given", next_step="leave out one of the two")
+
+    def of(self, item: Any) -> Query:
+        """The query by one item of `split`, with the options of this one; UsageError if it is a query already."""
+        if given := self.kinds:
+            raise UsageError(f"`queries` and `{given[0]}` are given", next_step="leave out one of the two")
+        if isinstance(item, str):
+            return replace(self, text=item)
+        return replace(self, **({"image": item} if isinstance(item, bytes | Path) else {"vector": item}))
 
     def loaded(self) -> Query:
         """The query, checked, with its files read: `image` is bytes, `vector` a list of float."""
@@ -357,6 +373,39 @@ def _bad_request(message: str, next_step: str) -> InputError:
     return InputError(message, next_step=next_step, code="bad_request")
 
 
+# --- arguments of Python ---
+
+
+def split(queries: Any) -> tuple[list[Any], bool]:
+    """Texts, images and vectors as a list, and whether one was given alone: a text, an image, or numbers of shape (d,).
+
+    Args:
+        queries: one or several. Of an array of shape (n, d) each row is one.
+    """
+    if isinstance(queries, (str, bytes, Path)):
+        return [queries], True
+    if not isinstance(queries, Iterable) or isinstance(queries, Mapping):
+        raise UsageError(
+            f"the query is of type {type(queries).__name__}",
+            next_step="give a text, an image, a vector, or a list of them",
+        )
+    items = list(queries)
+    first = items[0] if items else ""
+    if isinstance(first, Real) or (getattr(first, "ndim", None) == 0 and not isinstance(first, (str, bytes))):
+        return [items], True
+    return items, False
+
+
+def _as_integer(name: str, value: Any) -> int:
+    """A whole number of any type, such as 2.0 or numpy's; UsageError for anything else."""
+    try:
+        if int(value) == value:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UsageError(f"{name} is {value!r}", next_step="give a whole number")
+
+
 # --- files and vectors of a query ---
 
 
@@ -398,7 +447,8 @@ def _load_npy(path: Path) -> Any:
     try:
         import numpy as np
     except ImportError as error:
-        raise ConfigError(
+        raise missing(
+            "numpy",
             f"{path} is a file of numpy, which is not installed here",
             next_step="pip install numpy, or give the vector as a JSON list of numbers",
             code="no_numpy",

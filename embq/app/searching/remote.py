@@ -115,11 +115,11 @@ def _select_index(
     names = list(dict.fromkeys(str(index["name"]) for index in indices))
     if name is not None and name not in names:
         raise InputError(
-            f"{address} serves no index {name!r}", next_step=f"--index {' | '.join(names)}", code="no_such_index"
+            f"{address} serves no index {name!r}", next_step=f"--name {' | '.join(names)}", code="no_such_index"
         )
     if name is None and len(names) > 1:
         raise InputError(
-            f"{address} serves {len(names)} indexes", next_step=f"--index {' | '.join(names)}", code="which_index"
+            f"{address} serves {len(names)} indexes", next_step=f"--name {' | '.join(names)}", code="which_index"
         )
     of_name = [index for index in indices if index["name"] == (name or names[0])]
     fitting = [index for index in of_name if output is None or output in (index.get("output"), index["modality"])]

@@ -15,6 +15,7 @@ from embq.core.errors import (
     DeviceFullError,
     EmbqError,
     InputError,
+    MissingPackageError,
     ModelError,
     TryLaterError,
     UsageError,
@@ -57,7 +58,7 @@ def status_of(error: EmbqError) -> int:
         return error.status
     if error.code in STATUS_OF_CODE:
         return STATUS_OF_CODE[error.code]
-    if isinstance(error, DeviceError | DeviceFullError | ModelError | BrokerError):
+    if isinstance(error, DeviceError | DeviceFullError | ModelError | BrokerError | MissingPackageError):
         return 503
     if isinstance(error, TryLaterError):
         return 409

@@ -136,7 +136,7 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
     waited = f" ({duration(since_s)})" if since_s is not None else ""
     match progress.state:
         case RunState.STARTING:
-            return f"starting{waited}"
+            return f"starting the workers, which import their libraries{waited}"
         case RunState.LOADING:
             on = ", ".join(printable(device) for device in progress.loading_on)
             fetched = f", {size_text(progress.downloaded)} downloaded" if progress.downloaded else ""
@@ -292,6 +292,8 @@ class Display:
         now = time.monotonic()
         if progress.state != self._state:
             self._state, self._since = progress.state, now
+            if self._live is None and progress.state in (RunState.STARTING, RunState.LOADING):
+                self._line.say(state_text(progress))
         if self._live is not None:
             self._live.update(panel(progress, verbose=self._verbose, since_s=now - self._since))
         else:

@@ -13,6 +13,7 @@ import click
 
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
+from embq.core.extras import missing
 from embq.core.process.current_folder import set_up_wandb
 from embq.core.redaction import masked
 from embq.core.run.layout import Layout
@@ -46,9 +47,7 @@ def check_targets(targets: Sequence[str]) -> None:
         try:
             distribution(package)  # and not `find_spec`, which takes the folder `wandb` that wandb makes for a package
         except PackageNotFoundError:
-            raise ConfigError(
-                f"--log {target} needs the package {package}", next_step=f"pip install 'embq[{package}]'"
-            ) from None
+            raise missing(package, f"--log {target} needs the package {package}") from None
 
 
 class RunLog:

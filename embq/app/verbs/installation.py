@@ -47,14 +47,18 @@ def config(as_json: bool) -> None:
     Exit status: 0, or 78 if a value cannot be used.
     """
     from embq.core.redaction import masked, printable
-    from embq.core.settings import effective_settings
+    from embq.core.settings import effective_settings, unknown_settings
 
-    settings = effective_settings()
+    settings, unknown = effective_settings(), unknown_settings()
     if as_json:
         rows = [{**asdict(entry), "value": masked(entry.value)} for entry in settings]
-        click.echo(json.dumps({"schema": 1, "settings": rows}))
+        click.echo(json.dumps({"schema": 1, "settings": rows, "unknown": [*unknown]}))
         return
     names, values = max(len(entry.name) for entry in settings), max(len(masked(entry.value)) for entry in settings)
     for setting in settings:
         value = f"{printable(masked(setting.value)) or '-':<{min(values, 40)}}"
         click.echo(f"{setting.name:<{names}}  {value}  {setting.source:<11}  {setting.meaning}")
+    for name, meant in unknown.items():
+        click.echo(
+            f"warning: {printable(name)} is not a setting{f'; did you mean {meant}?' if meant else ''}", err=True
+        )

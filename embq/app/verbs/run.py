@@ -32,6 +32,12 @@ NAMED = 3
 OTHER_RUN = ("other_run", "other_inputs", "input_changed")
 """Codes of errors by which the output holds another run than the command asks for."""
 
+FIRST_OPTIONS = (
+    *("--output", "--output-format", "--model", "--modality", "--text-column", "--image-column", "--metadata-columns"),
+    *("--chunk-tokens", "--limit", "--devices", "--add", "--dry-run", "--quiet"),
+)
+"""Options of a first run, which its --help shows."""
+
 if TYPE_CHECKING:
     import redis
 
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
 @click.command(
     "run",
     cls=SectionedCommand,
+    first=FIRST_OPTIONS,
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )
@@ -72,15 +79,19 @@ def run(
     from embq.app.cli.authorization import configured_broker
     from embq.app.cli.precision import precision_of_output, resolve_precision
     from embq.app.cli.run_options import request_from
+    from embq.app.local.packages import refuse_lacking
     from embq.app.local.session import own_devices, print_summary, run_locally
     from embq.app.local.unused_runs import is_new, undone_on_error
     from embq.app.status.run_log import check_targets
     from embq.core.storage.paths import place
     from embq.producer.model_args import asked_models
 
+    request = request_from(inputs, options)
+    if not dry_run:
+        refuse_lacking(request, own_broker=not settings_with(broker).broker_url, logs=options["log"])
     check_targets(options["log"])
     request, reason = resolve_precision(
-        request_from(inputs, options), precision_at=precision_of_output, devices=lambda: own_devices(options["devices"])
+        request, precision_at=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
     client = configured_broker(settings_with(broker))  # before anything is written

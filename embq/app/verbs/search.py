@@ -24,10 +24,10 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
     "search",
     cls=SectionedCommand,
     epilog='Examples: embq search ./out "a red bicycle" -k 5 | '
-    'embq search http://localhost:1234 "a red bicycle" --index notes',
+    'embq search http://localhost:1234 "a red bicycle" --name notes',
 )
 @click.argument("index", metavar="INDEX", type=click.Path())
-@click.argument("text", metavar="[TEXT]", required=False)
+@click.argument("words", metavar="[TEXT]", nargs=-1)
 @section("Query")
 @option("--image", metavar="FILE", type=click.Path(), help="Search by an image.")
 @option("--vector", metavar="FILE", type=click.Path(), help="Search by a vector: .npy, or a JSON list.")
@@ -42,7 +42,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @option("-k", "k", type=click.IntRange(min=1), default=10, help="Number of results.")
 @option("--offset", type=click.IntRange(min=0), default=0, help="Results to skip.")
-@option("--index", "name", metavar="NAME", help="Index of a server that serves several.")
+@option("--name", metavar="NAME", help="Name of the index, of a server that serves several.")
 @section("Model")
 @vector_name_option
 @option(
@@ -59,6 +59,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 @json_option
 def command(
     index: str,
+    words: tuple[str, ...],
     image: str | None,
     vector: str | None,
     name: str | None,
@@ -80,6 +81,7 @@ def command(
     from embq.indexer.filter.condition import read_conditions
 
     query = Query(
+        text=" ".join(words) if words else None,
         image=None if image is None else Path(image),
         vector=None if vector is None else Path(vector),
         where=read_conditions(where),
@@ -107,7 +109,7 @@ def _search(index: str, query: Query, name: str | None, vector_name: str | None)
         raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
         raise UsageError(
-            "--index selects an index of a server, and INDEX is a folder",
+            "--name selects an index of a server, and INDEX is a folder",
             next_step="give the URL of the server as INDEX",
         )
     from embq.core.settings import compute_in_one_thread

@@ -18,7 +18,9 @@ DEFAULT_PORT = 1234
 
 server_options = option_group(
     section("Server"),
-    option("--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."),
+    option(
+        "--name", "names", multiple=True, metavar="NAME=INDEX", help="Name under which an index is served; repeatable."
+    ),
     option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
     option(
         "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port to listen on; 0 finds a free one."
@@ -85,10 +87,11 @@ server_options = option_group(
     help="Compute precision of --embeddings. auto: the first of bf16, fp16 and fp32 that is fast on the device.",
 )
 @option(
-    "--device",
+    "--devices",
+    "device",
     default="auto",
     metavar="NAME",
-    help="Device of --embeddings: cpu, cuda:N, or auto (the first CUDA device, else the CPU).",
+    help="Devices of --embeddings, one: cpu, cuda:N, or auto (the first CUDA device, else the CPU).",
 )
 @server_options
 def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
@@ -167,7 +170,7 @@ def serve_pages(
 
     if not embeddings and (precision, device, token_ids) != (AUTO, "auto", ""):
         raise UsageError(
-            "--precision, --device and --token-ids are for --embeddings", next_step="add it, or leave them out"
+            "--precision, --devices and --token-ids are for --embeddings", next_step="add it, or leave them out"
         )
     settings = settings_with(broker)
     fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)

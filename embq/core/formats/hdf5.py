@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embq.core.errors import ConfigError
+from embq.core.extras import missing
 from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, vectors, whole_or_none
 from embq.core.formats.parquet import LARGE_BYTES
 from embq.core.rows.spec import RowSpec
@@ -52,9 +52,7 @@ def h5py_module() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError(
-            "HDF5 files are read and written with h5py, which is not installed", next_step="pip install 'embq[hdf5]'"
-        ) from error
+        raise missing("h5py", "HDF5 files are read and written with h5py, which is not installed") from error
     module: ModuleType = h5py
     return module
 

@@ -45,6 +45,22 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps({**event, "fields": _plain(values)}, ensure_ascii=False)
 
 
+class _MessageFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            return masked(record.getMessage())
+        return masked(printable(f"warning: {fields.get('why') or record.getMessage()}"))
+
+
+def warn_in_messages() -> None:
+    """Print warnings as the messages of a command on stderr, and no log lines, until `configure` is called."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_MessageFormatter())
+    logging.getLogger().handlers[:] = [handler]
+
+
 class _Repeated(logging.Filter):
     """Limits the rate of repeated lines of other libraries, and of bugs, which a client can cause at will.
 

@@ -1,14 +1,25 @@
-"""Stop flag of resident services, set by SIGTERM and Ctrl-C."""
+"""Stop flag of resident services, set by SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 REPEAT_S = 1.0
 """A signal this soon after another is the same request: service managers and terminals signal parent and child."""
+
+
+def leave_closed_terminal() -> None:
+    """Discard what goes to a terminal that is closed: writing there is an error, which would end the process."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 class StopFlag:
@@ -24,11 +35,14 @@ class StopFlag:
         self._first = self._last = float("-inf")
 
     def install(self) -> None:
-        """Handle both signals."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        """Handle these signals; SIGHUP, which a terminal sends when it closes, unless `nohup` has it ignored."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         now = self._clock()
         if now - self._last >= REPEAT_S:
             self._first = self._first if self.count else now

@@ -43,8 +43,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise output_error(error, path, next_steps=_NEXT_STEPS) from error
     except OutputError as error:  # of a store, whose next step is for a run
         shutil.rmtree(unfinished, ignore_errors=True)
-        error.next_step = _NEXT_STEPS.get(error.code, error.next_step)
-        raise
+        next_step = _NEXT_STEPS.get(error.code, error.next_step)
+        raise type(error)(error.message, next_step=next_step, code=error.code) from error
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 from embq.core.errors import AwayError, ConfigError, OutputError
+from embq.core.extras import missing
 
-NEEDED = {"s3": "embq[s3]", "gs": "embq[gcs]"}
-"""Scheme -> what has to be installed to write there, or to open an index there."""
+NEEDED = {"s3": "s3fs", "gs": "gcsfs"}
+"""Scheme -> the package that has to be installed to write there, or to open an index there."""
 
 CONNECT_S, ANSWER_S = 10, 60
 """Seconds without a connection, and without an answer, after which a request has failed."""
@@ -35,9 +36,9 @@ def connect(scheme: str) -> Any:
             use_listings_cache=False, skip_instance_cache=True, requests_timeout=timeout, consistency="md5"
         )
     except ImportError as error:
-        raise ConfigError(
+        raise missing(
+            NEEDED[scheme],
             f"{scheme}:// needs a package that is not installed: {error}",
-            next_step=f"pip install '{NEEDED[scheme]}'",
         ) from error
 
 

@@ -5,11 +5,12 @@ Credentials come from where each storage's own tools take them.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from embq.core.errors import SourceError
 from embq.core.storage.object_clients import own_status, s3_client
@@ -108,6 +109,13 @@ def translate(url: str, error: Exception) -> SourceError:
         )
     if isinstance(error, RefusedHost):
         return SourceError(f"{url}: {error}", code="source_denied", next_step=error.next_step)
+    if is_unreached(error):
+        return SourceError(
+            f"{url}: no connection to {host_of(url)}: {getattr(error, 'strerror', None) or _one_line(error)}",
+            code="source_unreadable",
+            next_step="check the host in the name, the network, and that the server runs",
+            transient=True,
+        )
     status = own_status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return missing(url)
@@ -133,6 +141,12 @@ def translate(url: str, error: Exception) -> SourceError:
         next_step="check the network and the server",
         transient=not certain and not isinstance(error, (TypeError, NotImplementedError)),
     )
+
+
+def is_unreached(error: Exception) -> TypeGuard[OSError]:
+    """True if no connection was made: it was refused, or the name of the host is unknown (`socket.gaierror`)."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number is not None and (number < 0 or number in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH))
 
 
 def missing(url: str) -> SourceError:

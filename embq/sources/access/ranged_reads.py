@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from embq.core.errors import SourceError
-from embq.sources.access.filesystems import bare, filesystem, translate
+from embq.sources.access.filesystems import bare, filesystem, is_unreached, translate
 from embq.sources.access.urls import host_of, is_http
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, unwatched
 
@@ -30,6 +30,15 @@ FAST_S = 1.0
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses between attempts, each up to half longer at random. The worker's reader waits longer."""
 
+UNREACHED_PAUSE_S = 0.5
+"""Longest pause where no connection is made: planning would wait for a misspelt host."""
+
+UNREACHED_S = 5.0
+"""Time for which a host to which no connection was made is not tried again: a plan may name many files of it."""
+
+_UNREACHED: dict[str, tuple[float, OSError]] = {}
+"""Host -> when it was tried last, and why it was not reached."""
+
 T = TypeVar("T")
 
 _WITHOUT_RANGES: set[str] = set()
@@ -38,6 +47,8 @@ _WITHOUT_RANGES: set[str] = set()
 
 def with_retries(url: str, request: Callable[[], T]) -> T:
     """The result of `request`, with retries if the storage may only be busy; else SourceError."""
+    if _UNREACHED and (last := _UNREACHED.get(host_of(url))) and time.monotonic() - last[0] < UNREACHED_S:
+        raise translate(url, last[1])
     for pause in (*PAUSES_S, None):
         try:
             return request()
@@ -46,6 +57,9 @@ def with_retries(url: str, request: Callable[[], T]) -> T:
         except Exception as error:
             translated = translate(url, error)
             if not translated.transient or pause is None:
+                raise translated from error
+            if pause > UNREACHED_PAUSE_S and is_unreached(error):
+                _UNREACHED[host_of(url)] = time.monotonic(), OSError(error.errno, error.strerror)
                 raise translated from error
             time.sleep(pause * random.uniform(1.0, 1.5))
     raise AssertionError("unreachable")

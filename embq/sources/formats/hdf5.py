@@ -14,7 +14,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from embq.core.errors import ConfigError, InputError, SourceError
+from embq.core.errors import InputError, SourceError
+from embq.core.extras import missing
 from embq.core.process.limits import decoded_bytes
 from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from embq.sources.access.files import beyond_memory, beyond_units, open_unchanged, stat_file
@@ -148,9 +149,7 @@ def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError(
-            "HDF5 files are read with h5py, which is not installed", next_step="pip install 'embq[hdf5]'"
-        ) from error
+        raise missing("h5py", "HDF5 files are read with h5py, which is not installed") from error
     module: ModuleType = h5py
     return module
 

@@ -30,6 +30,7 @@ from embq.core.errors import (
     TryLaterError,
     UsageError,
 )
+from embq.core.extras import missing
 from embq.core.process.limits import cores
 from embq.core.settings import Settings
 from embq.training.launch.child_process import stop_requests
@@ -55,7 +56,7 @@ def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ConfigError("Ray is not installed here", next_step="pip install 'embq[ray]'") from error
+        raise missing("ray", "Ray is not installed here") from error
     if where.dry_run:
         raise UsageError("--dry-run: Ray is called, and not a command", next_step="leave it out, or --launcher local")
     results = sys.stdout

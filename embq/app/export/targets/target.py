@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from embq.app.export.export import ALWAYS, check_columns_exist, check_rows
 from embq.app.output.output import Output
-from embq.core.errors import ConfigError, EmbqError, InputError, OutputError
+from embq.core.errors import EmbqError, InputError, OutputError
+from embq.core.extras import missing
 from embq.core.redaction import HIDDEN, masked, printable
 from embq.core.rows.results import ARROW_DTYPES
 from embq.core.settings import TARGET_SECRETS, target_secret
@@ -279,9 +280,8 @@ def client_library(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--to {extra} needs the package {module.partition('.')[0]}", next_step=f"pip install 'embq[{extra}]'"
-        ) from error
+        package = module.partition(".")[0]
+        raise missing(package, f"--to {extra} needs the package {package}") from error
 
 
 def json_value(text: str | None) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from embq.app.embedding.in_process import keep_memory
 from embq.core.errors import ConfigError, UsageError
+from embq.core.extras import missing
 from embq.core.models import ModelConfig, ModelSpec
 from embq.core.process.limits import cores
 from embq.core.service.log import Events
@@ -50,9 +51,8 @@ def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
     try:
         import tiktoken
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--token-ids needs the package tiktoken", next_step="pip install tiktoken, or leave the option out"
-        ) from error
+        step = "pip install tiktoken, or leave the option out"
+        raise missing("tiktoken", "--token-ids needs the package tiktoken", next_step=step) from error
     if name not in (names := tiktoken.list_encoding_names()):
         raise UsageError(f"tiktoken has no tokenizer {name!r}", next_step=f"name one of {', '.join(names)}")
     try:
@@ -87,12 +87,12 @@ def load_models(specs: Sequence[str], *, precision: str, device: str, settings: 
                 f"--embeddings {text!r}: there is another {name!r}" if name else f"--embeddings {text!r} has no name",
                 next_step=f"give each model a name of its own: --embeddings NAME={spec}",
             )
-        named[name] = ModelSpec.parse(spec)
+        named[name] = ModelSpec.given(spec)
     visible = settings.cuda_visible
     devices = find_devices(device, visible)
     if len(devices) > 1 and device != "auto":
         raise UsageError(
-            f"--device {device} names {len(devices)} devices, and a server has one",
+            f"--devices {device} names {len(devices)} devices, and a server has one",
             next_step="name one, such as cuda:0; start a server for each, and a proxy before them",
         )
     if precision == "auto":

@@ -3,6 +3,18 @@
   const form = document.getElementById("query");
   const text = document.getElementById("q");
 
+  const LOST = "The server of this page does not answer", REPEAT_MS = 2000;
+  let repeat = 0;
+
+  // No answer at all, as from a server that has ended: say so, and repeat the request until one comes.
+  document.addEventListener("htmx:sendError", ({ detail: { elt } }) => {
+    failed(LOST, `The search is repeated every ${REPEAT_MS / 1000} s until it does.`);
+    clearTimeout(repeat);
+    repeat = setTimeout(() => elt.isConnected && (elt === form ? form.requestSubmit() : elt.click()), REPEAT_MS);
+  });
+  document.addEventListener("htmx:beforeRequest", () => clearTimeout(repeat));
+  document.addEventListener("htmx:beforeSwap", () => document.querySelector(".notice.error")?.remove());
+
   async function searchImage(file) {
     if (!file) return;
     if (!document.getElementById("file")) {
@@ -11,7 +23,8 @@
     if (file.type && !file.type.startsWith("image/")) {
       return failed(`${file.name} is no image`, "Choose a JPEG, a PNG or another picture.");
     }
-    const answer = await fetch("/ui/image", { method: "POST", body: file });
+    const answer = await fetch("/ui/image", { method: "POST", body: file }).catch(() => null);
+    if (!answer) return failed(LOST, "Start it again, and then choose the picture once more.");
     const said = await answer.json();
     if (!answer.ok) return failed(said.message, said.next);
     const index = document.getElementById("index");

@@ -63,10 +63,10 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
         try:
             info: dict[str, Any] = await super()._info(url, **options)
             return info
-        except FileNotFoundError as error:  # also if it could not be asked for
-            if isinstance(error.__cause__, allowed_hosts.RefusedHost):
-                raise error.__cause__ from error
-            raise
+        except FileNotFoundError as error:  # which fsspec raises for every failure of its last request
+            if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError):
+                raise
+            raise error.__cause__ from None
 
 
 async def _bounded(answer: aiohttp.ClientResponse, most: int | None) -> bytes:
