@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -88,6 +88,9 @@ test-peers: install .venv-peers/installed   ## calls and tests of autofaiss, sen
 
 test-release: install   ## sdist and wheel as a user gets them, and the README in a folder of somebody else's
 	$(BIN)/python -m pytest -q tests/release --release
+
+test-documents: demo .venv/integrations-installed   ## the demo, the tutorials and the notebooks, word for word in empty folders
+	$(BIN)/python -m pytest -q tests/e2e/test_tutorial.py tests/e2e/test_notebooks.py --slow
 
 test-compose: install   ## the stack of containers on a Docker engine, with the images built: [EMBQ_TORCH_INDEX=]
 	$(BIN)/python -m pytest -q -s tests/compose --compose
