@@ -123,7 +123,7 @@ def of_import(error: ModuleNotFoundError, verb: str = "") -> MissingPackageError
         return error if isinstance(error, MissingPackageError) else None
     translated = error if isinstance(error, MissingPackageError) else missing(package)
     command = install([package], OF_VERB.get(verb, ()))
-    if command == install([package]):
+    if command == install([package]) or translated.next_step != install([package]):
         return translated
     return missing(package, translated.message, next_step=command, code=translated.code)
 

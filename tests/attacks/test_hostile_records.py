@@ -139,7 +139,7 @@ def inputs_that_need_a_missing_package(case: Case) -> None:
         (another_fingerprint, "wrong_model"),
         (other_widths, "wrong_dimension"),
         (a_model_that_does_not_load, "config"),
-        (inputs_that_need_a_missing_package, "config"),
+        (inputs_that_need_a_missing_package, "missing_package"),
     ],
 )
 def test_a_run_that_cannot_be_served_here_is_refused_alone(

@@ -278,7 +278,7 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
         (("--hosts", "one", "--ssh-command", "ssh '"), "quoted as for a shell"),
         (("--hosts", "one", "--fleet-name", "a.b"), "names no fleet"),
         (("--hosts", "one", "--secrets", "elsewhere"), "embq broker init elsewhere"),
-        (("--hosts", "one", "--", "--device", "cpu"), "No such option '--device'"),
+        (("--hosts", "one", "--", "--card", "cpu"), "No such option '--card'"),
     ],
 )
 def test_a_command_that_names_no_fleet_says_what_is_missing(

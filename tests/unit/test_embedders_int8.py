@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embq.core.errors import ModelError
+from embq.core.errors import MissingPackageError, ModelError
 from embq.core.models import FAMILIES, ModelConfig
 from embq.worker.embedders.registry import load
 
@@ -59,7 +59,7 @@ def test_int8_is_for_cpus_and_for_models_of_texts() -> None:
 def test_without_the_runtime_its_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags(monkeypatch, "avx512_vnni")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModelError, match=package) as caught:
+    with pytest.raises(MissingPackageError, match=package) as caught:
         load(config_of("minilm"), "cpu")
     assert caught.value.next_step == "pip install 'embq[int8]'"
 

@@ -23,6 +23,7 @@ from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
 from embq.core.service.log import Events, is_json, warn_in_messages
+from embq.core.service.stopping import discard_after_close
 from embq.core.service.progress_line import folded
 
 STARTED_AT_S = time.monotonic()
@@ -175,6 +176,7 @@ def open_standard_streams() -> None:
             if opened != number:
                 os.close(opened)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    sys.stdout, sys.stderr = discard_after_close(sys.stdout), discard_after_close(sys.stderr)
 
 
 def run(arguments: list[str]) -> int:

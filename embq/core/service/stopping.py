@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import stat
@@ -9,6 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 REPEAT_S = 1.0
 """A signal this soon after another is the same request: service managers and terminals signal parent and child."""
@@ -20,6 +26,29 @@ def leave_closed_terminal() -> None:
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+class Terminal(io.FileIO):
+    """The raw stream of a terminal, which discards what is written after it closed; SIGHUP may arrive later."""
+
+    def write(self, data: Buffer, /) -> int | None:
+        """Write to the terminal."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            leave_closed_terminal()
+            return memoryview(data).nbytes
+
+
+def discard_after_close(stream: TextIO) -> TextIO:
+    """Return a stream to the same terminal, with `Terminal` below it; `stream` itself if it is no terminal."""
+    if not stream.isatty():
+        return stream
+    stream.flush()
+    raw = io.BufferedWriter(Terminal(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
 
 
 class StopFlag:
