@@ -23,8 +23,8 @@ from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
 from embq.core.service.log import Events, is_json, warn_in_messages
-from embq.core.service.stopping import discard_after_close
 from embq.core.service.progress_line import folded
+from embq.core.service.stopping import discard_after_close
 
 STARTED_AT_S = time.monotonic()
 """When this command started, but for the start of Python."""

@@ -31,7 +31,7 @@ def leave_closed_terminal() -> None:
 class Terminal(io.FileIO):
     """The raw stream of a terminal, which discards what is written after it closed; SIGHUP may arrive later."""
 
-    def write(self, data: Buffer, /) -> int | None:
+    def write(self, data: Buffer, /) -> int:
         """Write to the terminal."""
         try:
             return super().write(data)
