@@ -44,11 +44,21 @@ def test_a_full_standard_output_is_named_as_such(words: list[str], tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+def _with_sighup() -> None:
+    """Let SIGHUP reach the command, also where the tests were started by nohup, which has it ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def test_a_run_whose_terminal_closes_stops_as_by_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     out, (here, terminal) = tmp_path / "out", pty.openpty()
     words = [*EMBQ, "run", str(texts(tmp_path, 2_000)), "-o", str(out), "-m", "stub:8?ms_per_sample=20"]
     process = subprocess.Popen(
-        [*words, "--unit-size", "10"], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        [*words, "--unit-size", "10"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=_with_sighup,
     )
     os.close(terminal)
     os.set_blocking(here, False)
