@@ -285,6 +285,24 @@ def test_libraries_that_read_the_current_folder_are_imported_in_another(trap: Tr
     assert trap.marked() == dict.fromkeys(READERS, "/")
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_hooks_of_other_tools_see_the_libraries_that_are_imported_elsewhere(tmp_path: Path, is_first: bool) -> None:
+    hook = """
+import sys
+class Hook:
+    def find_spec(self, name, path, target=None):
+        print(name) if name in READERS else None
+"""
+    leave_out = (
+        "from embq.core.process.current_folder import READERS, leave_out_current_folder\nleave_out_current_folder()"
+    )
+    where = "0" if is_first else "1"
+    imports = "import importlib\nfor name in ('torch', 'matplotlib'): importlib.import_module(name)"
+    program = f"{leave_out}\n{hook}\nsys.meta_path.insert({where}, Hook())\n{imports}"
+    ended = subprocess.run([*python(), "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert {"torch", "matplotlib"} <= set(ended.stdout.split())
+
+
 def test_matplotlib_takes_no_settings_of_the_current_folder(trap: Trap) -> None:
     program = "import embq, matplotlib"
     assert "embq.trap" in trap.run([sys.executable, "-c", "import matplotlib"], PYTHONSAFEPATH="1").stderr

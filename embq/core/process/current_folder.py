@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 READERS = {
@@ -69,7 +69,9 @@ class _Readers(MetaPathFinder):
         """The spec of a reader, whose loader runs it elsewhere; None for all others."""
         if name not in READERS:
             return None
-        spec = PathFinder.find_spec(name, path, target)
+        # By the finders behind this one: others may have hooks of their own there, such as tracing.
+        finders = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next((spec for finder in finders if (spec := finder.find_spec(name, path, target)) is not None), None)
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module

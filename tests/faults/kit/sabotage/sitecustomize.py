@@ -360,8 +360,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name not in self._patches:
             return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if (spec := finder.find_spec(name, path, target)) is not None:
                 spec.loader = _Loader(spec.loader, self._patches.pop(name))
                 return spec
         return None
