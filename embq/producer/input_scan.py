@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import zlib
@@ -13,11 +14,12 @@ from typing import Any
 
 from embq.core.errors import InputError, SourceError
 from embq.core.service.log import Events
-from embq.core.storage.paths import is_url
+from embq.core.storage.paths import is_url, mistyped_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.file_names import distinct_names
 from embq.producer.selection import Selection
 from embq.sources.access.files import base_name, stat_file
+from embq.sources.access.urls import SCHEMES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.interface import Fields
 from embq.sources.kinds import NAMED, Listing, carrying, detect, source_for, split
@@ -215,10 +217,14 @@ class InputScan:
         """
         missing = [path for path in self._missing if not was_planned(path)]
         if missing:
+            typed = (path.removeprefix(f"{os.getcwd()}/") for path in missing)
+            url = next((url for path in typed if (url := mistyped_url(path, SCHEMES))), "")
             raise InputError(
                 f"{_listed(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
                 code="source_missing",
-                next_step="check the names, and that the disk is mounted on this machine",
+                next_step=f"a URL has two slashes: {url}"
+                if url
+                else "check the names, and that the disk is mounted on this machine",
             )
         if not self._pieces.count and not self._missing:
             if excluded := self.listing.left_out["--include and --exclude"]:

@@ -12,8 +12,9 @@ from embq.core.errors import AwayError, ConfigError, OutputError, UsageError
 from embq.core.run.commit_log import contents
 from embq.core.storage import object_clients, objects
 from embq.core.storage.durable import claim, drop, file_sha256, link, output_error, overwrite, publish, write_new
+from embq.core.storage.object_clients import NEEDED
 from embq.core.storage.objects import ObjectPath, probe, unfinished
-from embq.core.storage.paths import Place, opened, place
+from embq.core.storage.paths import SPELLINGS, Place, opened, place
 from tests.support.planning import call_at_once
 from tests.support.servers.storage import Server, environment, s3_proxy
 
@@ -241,6 +242,15 @@ def test_a_url_has_one_spelling(text: str, same: str) -> None:
 def test_other_urls_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         place(text)
+
+
+@pytest.mark.parametrize("scheme", [*NEEDED, *SPELLINGS])
+def test_a_url_with_one_slash_is_no_folder(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as refused:
+        place(f"{scheme}:/bucket/p")
+    assert f"{scheme}://bucket/p" in refused.value.next_step
+    monkeypatch.chdir(tmp_path)
+    assert place(f"./{scheme}:/bucket/p") == tmp_path / f"{scheme}:" / "bucket" / "p"
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:

@@ -120,6 +120,12 @@ def test_a_text_of_an_object_is_no_metadata_of_its_line(tmp_path: Path) -> None:
     assert [sample.metadata for sample in samples] == ['{"n":1}', '{"doc":{"m":2}}']
 
 
+def test_a_line_without_a_text_names_the_one_in_an_object(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [{"doc": {"Text": "one"}}, {"doc": {"text": 1}}, {"doc": {"n": "one"}}])
+    hints = [(sample.error or ("", ""))[1].partition("--text-column ")[2] for sample in samples_of(path)]
+    assert hints == ["doc.Text", "", ""]
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 def test_texts_are_read_whatever_holds_their_bytes(tmp_path: Path, suffix: str) -> None:
     kinds = [pa.binary(), pa.large_binary(), pa.binary(5), pa.dictionary(pa.int8(), pa.binary())]

@@ -21,6 +21,7 @@ from embq.core.units import Unit
 from embq.producer.file_names import distinct_names
 from embq.producer.plan import Plan, first_columns, plan
 from embq.producer.selection import Selection
+from embq.sources.access.urls import SCHEMES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.e2e.session import write_tar
@@ -108,6 +109,13 @@ def test_missing_inputs_are_counted_and_three_are_named(tmp_path: Path) -> None:
     assert caught.value.message == f"{missing} and 4 more are not found (7 of 9 inputs)"
     with pytest.raises(InputError, match=r"nowhere is not found \(1 of 1 inputs\)"):
         plan_of(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_url_with_one_slash_is_named_with_two(scheme: str) -> None:
+    with pytest.raises(InputError, match="is not found") as caught:
+        plan_of(f"{scheme}:/bucket/x.tar")
+    assert f"{scheme}://bucket/x.tar" in caught.value.next_step
 
 
 def test_an_input_that_is_named_twice_is_planned_once_with_a_warning(tmp_path: Path) -> None:

@@ -180,8 +180,8 @@ def test_rows_without_an_image_and_images_without_a_row_are_told(tmp_path: Path,
         tuple(linked)
         == plan([folder], ReadOptions(), ["image"]).warnings
         == (
-            f"{file}: 1 of 3 rows name no image; 3 images have no row",
-            f"{own}: 1 of 1 rows name no image, such as 'own/5.jpg'; 1 images have no row",
+            f"{file}: rows that name no image: 1 of 3; images without a row: 3",
+            f"{own}: rows that name no image: 1 of 1, such as 'own/5.jpg'; images without a row: 1",
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -32,6 +32,8 @@ def place(text: str | Place) -> Place:
     refuse_unnameable(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
+        if url := mistyped_url(text, {*NEEDED, *SPELLINGS}):
+            raise UsageError(f"{text}: a URL has two slashes", next_step=f"write {url}, or ./{text} for a folder")
         path = os.path.abspath(text)
         refuse_unnameable(path)  # by the current folder, too
         return Path(path)
@@ -88,6 +90,12 @@ def refuse_missing(path: Path) -> None:
 def is_url(text: str) -> bool:
     """True if a user's text is a URL and no path of this machine."""
     return "://" in text
+
+
+def mistyped_url(text: str, schemes: Container[str]) -> str:
+    """The URL that was meant by a text with one slash behind a scheme, such as s3:/bucket/name; "" for other texts."""
+    scheme, _, rest = text.partition(":/")
+    return f"{scheme}://{rest}" if scheme.lower() in schemes and rest[:1] not in ("", "/") else ""
 
 
 def is_folder(text: str) -> bool:

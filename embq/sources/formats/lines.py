@@ -277,4 +277,10 @@ def _remove(fields: dict[str, Any], name: str) -> None:
 def _line_fields(fields: dict[str, Any]) -> str:
     """The line's fields with their types, for a message."""
     shown = [f"{name} ({type(value).__name__})" for name, value in list(fields.items())[:10]]
-    return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}"
+    inner = (
+        f"{outer}.{name}"
+        for outer, value in fields.items()
+        if isinstance(value, dict) and (name := find_name(value, TEXT_COLUMNS)) and isinstance(value[name], str)
+    )
+    hint = f"; a text inside an object is named as in --text-column {first}" if (first := next(inner, "")) else ""
+    return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}{hint}"

@@ -95,9 +95,9 @@ def unmatched(root: str, files: Collection[str], images: Iterable[str]) -> Itera
         facts = []
         if (lost := rows - matched[file]) > 0:
             example = "" if matched[file] else f", such as {first!r}"
-            facts.append(f"{lost:,} of {rows:,} rows name no image{example}")
+            facts.append(f"rows that name no image: {lost:,} of {rows:,}{example}")
         if rows and without[file]:
-            facts.append(f"{without[file]:,} images have no row")
+            facts.append(f"images without a row: {without[file]:,}")
         if facts:
             yield f"{os.path.join(root, file)}: {'; '.join(facts)}"
 
