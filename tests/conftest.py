@@ -49,6 +49,7 @@ settings.load_profile("embq")
 # Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
 sys.dont_write_bytecode = False
 
+from tests.support.durations import Recorder  # noqa: E402
 from tests.support.fakes.clock import FakeClock  # noqa: E402
 from tests.support.outputs.run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
 from tests.support.servers.storage import Server, gcs_server, s3_server  # noqa: E402
@@ -63,6 +64,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
     parser.addoption("--release", action="store_true", help="also the tests that build and install the package")
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
+    parser.addoption("--record-durations", metavar="FOLDER", help="write the processor time of each test there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record the processor time of tests where that is wanted."""
+    is_alone = "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None)
+    if is_alone and (folder := config.getoption("--record-durations")):
+        config.pluginmanager.register(Recorder(Path(folder)))
 
 
 ON_BOTH_SERVERS = {

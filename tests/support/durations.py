@@ -1,0 +1,65 @@
+"""The processor time of each test with the processes that it started, and the list of what `make test` leaves out.
+
+`make durations` records the times with `--record-durations FOLDER`, a file for each process that runs tests, and writes
+the list from them. A function is listed whole if its cases take over QUICK seconds on average; a case is listed alone
+if it does so by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+QUICK = 0.5
+"""Seconds of processor time that a test of `make test` may take."""
+
+LIST = Path(__file__).parents[1] / "slower.txt"
+
+
+def listed() -> frozenset[str]:
+    """The functions and cases that take long, by their node ids."""
+    return frozenset(LIST.read_text().split("\n")[:-1]) if LIST.exists() else frozenset()
+
+
+class Recorder:
+    """Plugin that records the processor time of each test into a file of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.jsonl").open("a", buffering=1)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Measure a test with its fixtures, and with the processes that ended in it."""
+        before = sum(os.times()[:4])
+        try:
+            return (yield)
+        finally:
+            record = [item.nodeid, round(sum(os.times()[:4]) - before, 3)]
+            self._file.write(json.dumps(record) + "\n")
+
+
+def slower(folder: Path) -> list[str]:
+    """The functions and cases of the records that take over QUICK seconds, in order."""
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            name, taken = json.loads(line)
+            seconds[name.partition("[")[0]][name] = taken
+    names = []
+    for function, cases in seconds.items():
+        if sum(cases.values()) / len(cases) > QUICK:
+            names.append(function)
+        else:
+            names += [name for name, taken in cases.items() if taken > QUICK]
+    return sorted(names)
+
+
+if __name__ == "__main__":
+    LIST.write_text("".join(f"{name}\n" for name in slower(Path(sys.argv[1]))))
