@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
+# Where benchmarks write; RESULTS=bench/results replaces the figures that the documentation quotes.
+RESULTS ?= build/bench
+export BENCH_RESULTS := $(abspath $(RESULTS))
 
 .PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
@@ -101,10 +104,10 @@ test-pages: install   ## every interaction of the web pages in a browser, Debian
 	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600] [SANITIZE=1]
-	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) $(if $(SANITIZE),--sanitize) --output bench/results/fuzz$(if $(SANITIZE),-native).json
+	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) $(if $(SANITIZE),--sanitize) --output $(RESULTS)/fuzz$(if $(SANITIZE),-native).json
 
 uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
-	$(BIN)/python -m tests.attacks.uptime --records $(or $(RECORDS),10000) --output bench/results/uptime.json
+	$(BIN)/python -m tests.attacks.uptime --records $(or $(RECORDS),10000) --output $(RESULTS)/uptime.json
 
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
@@ -126,7 +129,7 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 docs: install   ## the documentation as a site, in build/site
 	$(SITE)
 
-bench: install   ## the figures of docs/benchmarks.md, written to bench/results
+bench: install   ## the figures of docs/benchmarks.md, written to build/bench: [RESULTS=bench/results]
 	$(BIN)/python -m bench.roundtrip
 	$(BIN)/python -m bench.price
 	$(BIN)/python -m bench.storing
@@ -144,10 +147,10 @@ bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.output_reading
 	$(BIN)/python -m bench.serve_embeddings
 
-experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
-	$(BIN)/embq bench workers --model minilm --corpus-size 20648877 --output bench/results/experiments
-	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --corpus-size 20648877 --output bench/results/experiments
-	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --output bench/results/experiments
+experiments: install   ## the three experiments of `embq bench`, with their pictures, written to build/bench/experiments: [RESULTS=bench/results]
+	$(BIN)/embq bench workers --model minilm --corpus-size 20648877 --output $(RESULTS)/experiments
+	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --corpus-size 20648877 --output $(RESULTS)/experiments
+	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --output $(RESULTS)/experiments
 
 bench-gpu: install   ## images and texts on the first GPU, a run in detail, then training on it; nine minutes each at most
 	$(BIN)/python -m bench.gpu
@@ -193,7 +196,7 @@ bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: 
 	touch $@
 
 SOAK = EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m tests.faults.soak \
-	--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --results bench/results/soak.json
+	--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --results $(RESULTS)/soak.json
 
 # Drawn once for a call of make.
 DRAWN := $(or $(SEED),$(EMBQ_TEST_SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
@@ -202,7 +205,7 @@ test-matrix: install   ## the whole fault matrix, from a seed that is drawn and 
 	@echo "fault matrix with SEED=$(DRAWN)"
 	EMBQ_TEST_SEED=$(DRAWN) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
-		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
+		--fault-table $(RESULTS)/faults$(if $(SERVER),-$(SERVER)).json
 
 test-drawn-faults: install   ## of the matrix each fault once, then others for so many seconds, drawn: [SECONDS=420] [SEED=n] [JOBS=3]
 	@echo "drawn faults with SEED=$(DRAWN)"

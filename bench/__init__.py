@@ -1,4 +1,7 @@
-"""Measurements. Each module prints a table and writes bench/results/<name>.json, with the machine it ran on."""
+"""Measurements. Each module prints a table and writes build/bench/<name>.json, with the machine it ran on.
+
+With BENCH_RESULTS=bench/results the result replaces the one that the documentation quotes.
+"""
 
 from __future__ import annotations
 

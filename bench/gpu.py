@@ -17,7 +17,7 @@ and Qwen3-Embedding-0.6B on texts of 256 tokens, all with random weights, in bf1
 
 1 to 3 are measured in a process for each model: where a device fails, the model's error is noted and the next one
 follows. The photographs are pieces of those inside the scikit-image wheel; shards repeat, under other names, to the
-number that is needed. The result is written after each model, to bench/results/gpu.json where the device is a GPU.
+number that is needed. The result is written after each model, to build/bench/gpu.json where the device is a GPU.
 `--quick` does all of it with small models in seconds, on a CPU as well, to see that it works; its figures say nothing.
 
 On a machine without a package index, carry the wheels of what it lacks; what is missing is named. Beside torch,
@@ -140,7 +140,7 @@ def lacks(asked: argparse.Namespace) -> str:
 
 
 def keeper(name: str, asked: argparse.Namespace) -> Callable[[dict[str, Any]], object]:
-    """Writes the figures so far, whole, to the file asked for; of a GPU's full measurement to bench/results."""
+    """Writes the figures so far, whole, to the file asked for; of a GPU's full measurement to build/bench."""
     is_result = asked.device.startswith("cuda") and not asked.quick
     path = asked.output or (RESULTS / f"{name}.json" if is_result else None)
     return lambda figures: path and write(path, described(name, figures))

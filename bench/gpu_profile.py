@@ -12,7 +12,7 @@ In at most nine minutes: for each number of workers on the device x threads that
 - what NVML says of the GPU: how long it is busy, its memory, its power and what the host sends to it.
 
 Then `PASSES` passes of the embedder alone under torch.profiler. The result is written after each of these parts, to
-bench/results/gpu_profile.json where the device is a GPU. `--quick` does all of it in a minute on a CPU as well.
+build/bench/gpu_profile.json where the device is a GPU. `--quick` does all of it in a minute on a CPU as well.
 """
 
 from __future__ import annotations

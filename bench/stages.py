@@ -6,7 +6,7 @@ Both are `embq run` as a user starts it, over the same photographs of 1024x768 p
 linked many times), with a device that sleeps: half a millisecond for each image in the first run, and 8 ms in the
 second. All else is that of any model: reading, decoding to 224x224 by `cpu-exact`, queues, publishing, the broker and
 the writer. The shares are those that the worker reports every second, as `embq status` shows them; a figure of a second
-is the difference of two reports. Writes `bench/results/stages.json` and `stages.png`.
+is the difference of two reports. Writes `build/bench/stages.json` and `stages.png`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ checkpointing, and compiled. It is given few samples; a training that would take
 stopped, and its rate is that of the iterations until then. No figure is comparable with the baseline of 32 GPUs: what
 they leave out is the exchange between GPUs.
 
-The result is written to bench/results/mmoclip_gpu.json where the device is a GPU. `--quick` does it with a tiny model
+The result is written to build/bench/mmoclip_gpu.json where the device is a GPU. `--quick` does it with a tiny model
 on a CPU as well, to see that it works; its figures say nothing.
 
 On a machine without a package index, carry the wheels of what it lacks: embq[train] is torch, torchvision,

@@ -1,4 +1,4 @@
-"""`pytest --compose` starts the stack on an engine; its account goes to bench/results/compose.json."""
+"""`pytest --compose` starts the stack on an engine; its account goes to compose.json among the results of benchmarks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.compose.engine import CPU, IMAGES, REPOSITORY, Stack, checkout, compose_command, docker, image_of
+from bench.report import RESULTS
+from tests.compose.engine import CPU, IMAGES, Stack, checkout, compose_command, docker, image_of
 
 HERE = Path(__file__).parent
-ACCOUNT = REPOSITORY / "bench" / "results" / "compose.json"
+ACCOUNT = RESULTS / "compose.json"
 LISTED = 8
 """So many of the largest packages of an image are named."""
 SITE = "python -c 'import click, os; print(os.path.dirname(os.path.dirname(click.__file__)))'"
@@ -44,8 +45,9 @@ def account() -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     yield found
     text = json.dumps(found, indent=2)
+    ACCOUNT.parent.mkdir(parents=True, exist_ok=True)
     ACCOUNT.write_text(f"{text}\n", encoding="utf-8")
-    sys.stdout.write(f"\n{text}\n-> {ACCOUNT.relative_to(REPOSITORY)}\n")
+    sys.stdout.write(f"\n{text}\n-> {ACCOUNT}\n")
 
 
 @pytest.fixture(scope="session")

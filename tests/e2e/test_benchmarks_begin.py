@@ -1,0 +1,53 @@
+"""Every benchmark that the Makefile or the documentation names begins to measure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "Makefile", ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED = sorted({name for page in PAGES for name in re.findall(r"python -m (bench[\w.]*\w)", page.read_text("utf-8"))})
+OF_OTHERS = {"bench.image_readers", "bench.text_ray", "bench.index_theirs"}
+"""Benchmarks of peers, which run in environments of their own."""
+BEGINS_S = 15
+
+
+def test_benchmarks_are_named() -> None:
+    assert len(NAMED) > 30
+    assert {name for name in NAMED if not (ROOT / f"{name.replace('.', '/')}.py").exists()} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in OF_OTHERS])
+def test_a_benchmark_begins(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "BENCH_RESULTS": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", name],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        try:
+            output, _ = started.communicate(timeout=BEGINS_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGINT)
+            try:
+                output, _ = started.communicate(timeout=BEGINS_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(started.pid, signal.SIGKILL)
+                output, _ = started.communicate()
+            assert "Error" not in output.replace("KeyboardInterrupt", ""), output
+            return
+    lacks = ("no CUDA device", "usage:", "not installed")
+    assert started.returncode == 0 or any(words in output for words in lacks), output
+    assert "Traceback" not in output, output
