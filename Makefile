@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 RESULTS ?= build/bench
 export BENCH_RESULTS := $(abspath $(RESULTS))
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
+.PHONY: demo test test-all durations check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -22,14 +22,24 @@ install: .venv/installed
 demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m examples.demo
 
-test: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not pages and not fault"
+PYTEST = $(BIN)/python -m pytest -q -n $(or $(JOBS),$(1)) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-test-slow: install   ## the tests that `make test` leaves out because they take long: [JOBS=4]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m slow --slow
+test: install   ## the quick tests, in four minutes; `make test-all` has the others: [JOBS=2]
+	$(call PYTEST,2) -m "not pages and not fault" --quick
 
-coverage: install   ## `make test` with the branch coverage of the packages, also in the processes that tests start: [JOBS=4]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-report=html:.coverage-html
+test-all: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4]
+	$(call PYTEST,4) -m "not pages and not fault"
+
+durations: install   ## `make test-all`, and the list of the tests that `make test` leaves out, in tests/slower.txt: [JOBS=4]
+	rm -rf build/durations
+	$(call PYTEST,4) -m "not pages and not fault" --record-durations build/durations
+	$(BIN)/python -m tests.support.durations build/durations
+
+test-slow: install   ## the tests that `make test-all` leaves out because they take long: [JOBS=4]
+	$(call PYTEST,4) -m slow --slow
+
+coverage: install   ## `make test-all` with the branch coverage of the packages, also in the processes that tests start: [JOBS=4]
+	$(call PYTEST,4) --cov --cov-report=term --cov-report=html:.coverage-html
 
 test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
 	$(BIN)/python -m pytest -q tests/training --slow

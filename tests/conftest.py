@@ -49,7 +49,7 @@ settings.load_profile("embq")
 # Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
 sys.dont_write_bytecode = False
 
-from tests.support.durations import Recorder  # noqa: E402
+from tests.support.durations import Limiter, Recorder, listed  # noqa: E402
 from tests.support.fakes.clock import FakeClock  # noqa: E402
 from tests.support.outputs.run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
 from tests.support.servers.storage import Server, gcs_server, s3_server  # noqa: E402
@@ -64,15 +64,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
     parser.addoption("--release", action="store_true", help="also the tests that build and install the package")
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
+    parser.addoption("--quick", action="store_true", help="without the tests that tests/slower.txt lists")
     parser.addoption("--record-durations", metavar="FOLDER", help="write the processor time of each test there")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record the processor time of tests where that is wanted."""
-    is_alone = "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None)
-    if is_alone and (folder := config.getoption("--record-durations")):
+    """Record or limit the processor time of tests where that is wanted."""
+    runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None)
+    if runs_tests and (folder := config.getoption("--record-durations")):
         config.pluginmanager.register(Recorder(Path(folder)))
+    if config.getoption("--quick"):
+        config.pluginmanager.register(Limiter())
 
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 ON_BOTH_SERVERS = {
     *("test_broker", "test_control", "test_end_of_run", "test_feeder", "test_hints", "test_ledger", "test_publish")
@@ -81,13 +86,19 @@ ON_BOTH_SERVERS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is marked slow to `--slow`."""
+    """Leave what is marked slow to `--slow`, and what is listed as slower to runs without `--quick`."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         _mix(items)
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if parameters.get("server") == "redis" and item.path.stem not in ON_BOTH_SERVERS:
             item.add_marker("slow")
+    if config.getoption("--quick"):
+        names = listed()
+        slower = [item for item in items if not names.isdisjoint({item.nodeid, item.nodeid.partition("[")[0]})]
+        config.stash.setdefault(LEFT_OUT, Counter())["of over half a second each: make test-all"] += len(slower)
+        left = {id(item) for item in slower}
+        items[:] = [item for item in items if id(item) not in left]
     if config.getoption("--slow"):
         return
 
@@ -113,9 +124,6 @@ def _mix(items: list[pytest.Item]) -> None:
     place = {path: 2 * number for number, path in enumerate(waiting)}
     place |= {path: number for number, path in enumerate(computing)}
     items.sort(key=lambda item: (place[item.path], item.path))
-
-
-LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""`pytest --compose` starts the stack on an engine; its account goes to compose.json among the results of benchmarks."""
+"""`pytest --compose` starts the stack on an engine; its account goes to compose.json, beside results of benchmarks."""
 
 from __future__ import annotations
 

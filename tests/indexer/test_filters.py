@@ -192,6 +192,12 @@ def test_a_condition_that_does_not_fit_the_columns_is_refused_with_its_reason(
         (" label = a cat ", ("label", "=", "a cat")),
         ('label = " a cat "', ("label", "=", " a cat ")),
         ('label = ""', ("label", "=", "")),
+        ("label = 'it''s'", ("label", "=", "it's")),
+        ("label = ''", ("label", "=", "")),
+        ("label = 'a", ("label", "=", "'a")),
+        ("label in 'a', \"b\"", ("label", "in", ("a", "b"))),
+        *((f"label = {quote}a and b = c{quote}", ("label", "=", "a and b = c")) for quote in "\"'"),
+        ("caption contains salt and pepper or not", ("caption", "contains", "salt and pepper or not")),
         ("caption contains a = b", ("caption", "contains", "a = b")),
         ("contains contains in", ("contains", "contains", "in")),
         *((f"`a {op} b = c` {op} 1", ("a {op} b = c".replace("{op}", op), op, "1")) for op in OPS if op != "in"),
@@ -208,6 +214,16 @@ def test_a_condition_is_read_from_text(text: str, form: tuple[str, str, Any]) ->
     condition = Condition.parse(text)
     assert condition == Condition(*form)
     assert read_condition(condition.describe()) == condition
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("word", "said"), [("and", "--where once for each"), ("OR", "in VALUE, VALUE")])
+def test_several_conditions_in_one_text_are_told_apart(word: str, said: str, op: str) -> None:
+    for value in ("cat", "'a cat'", '"a cat"'):
+        for column in ("year", "`my column`"):
+            with pytest.raises(UsageError, match="several conditions") as refused:
+                Condition.parse(f"label = {value} {word} {column} {op} 3")
+            assert said in refused.value.next_step
 
 
 def test_values_of_a_condition_may_be_those_of_numpy() -> None:

@@ -2,7 +2,7 @@
 
 `make durations` records the times with `--record-durations FOLDER`, a file for each process that runs tests, and writes
 the list from them. A function is listed whole if its cases take over QUICK seconds on average; a case is listed alone
-if it does so by itself.
+if it does so by itself. A test that is not listed fails in `make test` if it takes over LIMIT seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ import pytest
 QUICK = 0.5
 """Seconds of processor time that a test of `make test` may take."""
 
+LIMIT = 3.0
+"""Seconds of processor time from which a quick test fails: slow machines take twice as many as others."""
+
+LIBRARIES = frozenset({"faiss", "open_clip", "pandas", "sentence_transformers", "timm", "torch", "transformers"})
+"""Modules whose import takes long. The first test of a process that needs one is not measured."""
+
 LIST = Path(__file__).parents[1] / "slower.txt"
 
 
@@ -28,7 +34,7 @@ def listed() -> frozenset[str]:
 
 
 class Recorder:
-    """Plugin that records the processor time of each test into a file of this process."""
+    """Plugin that records the processor time of each test in a file of this process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,12 +43,29 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Measure a test with its fixtures, and with the processes that ended in it."""
-        before = sum(os.times()[:4])
+        before, imported = _spent(), LIBRARIES & sys.modules.keys()
         try:
             return (yield)
         finally:
-            record = [item.nodeid, round(sum(os.times()[:4]) - before, 3)]
-            self._file.write(json.dumps(record) + "\n")
+            if imported == LIBRARIES & sys.modules.keys():
+                self._file.write(json.dumps([item.nodeid, round(_spent() - before, 3)]) + "\n")
+
+
+class Limiter:
+    """Plugin that leaves out what the list names, and fails tests that belong there."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Fail a test that takes over LIMIT seconds of processor time."""
+        before, imported = _spent(), LIBRARIES & sys.modules.keys()
+        yield
+        if (seconds := _spent() - before) > LIMIT and imported == LIBRARIES & sys.modules.keys():
+            pytest.fail(f"took {seconds:.1f} s of processor time, of at most {LIMIT} s: `make durations` lists it")
+
+
+def _spent() -> float:
+    """Seconds of processor time of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def slower(folder: Path) -> list[str]:

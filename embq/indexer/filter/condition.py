@@ -80,14 +80,22 @@ class Condition:
         """From text such as `year >= 2020`, `label = cat`, `caption contains a cat`, `label in cat, dog`.
 
         A column in backquotes may have blanks and operators in its name: `` `a = b` = 1 ``. A value in double quotes is
-        a JSON text: `label = ""`. A list in brackets is JSON: `label in ["a, b", "c"]`.
-        Raises UsageError if it is no condition.
+        a JSON text: `label = ""`; one in single quotes is a text as in SQL: `label = 'it''s'`. A list in brackets is
+        JSON: `label in ["a, b", "c"]`.
+        Raises UsageError if it is no condition, or several.
         """
         match = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
         if match is None:
             raise _usage(f"{text[:100]!r} is no condition")
         column = match["quoted"] or match["column"]
         op, value = match["word"] or match["sign"].replace("==", "="), match["value"].strip()
+        if not _WHOLE.fullmatch(value) and (several := _SEVERAL.search(value)):
+            raise UsageError(
+                f"{text[:100]!r} has several conditions",
+                next_step="give --where once for each: all must hold"
+                if several[1].lower() == "and"
+                else "one of several values is COLUMN in VALUE, VALUE",
+            )
         try:
             if op != "in":
                 return read_condition((column, op, _unquoted(value)))
@@ -134,12 +142,20 @@ _TEXT = re.compile(
     re.DOTALL,
 )
 
+_WHOLE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|\[.*", re.DOTALL)
+"""A value in quotes, or a list."""
+
+_SEVERAL = re.compile(r"\s(and|or)\s+(?:`[^`]{1,1000}`|\w+)\s*(?:[=<>]|!=|\b(?:contains|in)\s)", re.IGNORECASE)
+"""A second condition in a value: a word, a column and an operator."""
+
 
 def _unquoted(text: str) -> str:
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         parsed = json.loads(text)
         return parsed if isinstance(parsed, str) else text
+    if text.startswith("'") and _WHOLE.fullmatch(text):
+        return text[1:-1].replace("''", "'")
     if not text:
         raise ValueError('it is missing; "" is the empty text')
     return text
