@@ -20,7 +20,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import numpy as np
 
-from bench.index_cases import DATA
+from bench.index_cases import DATA, cached
 from bench.report import table, write
 from embq.indexer.faiss_module import faiss, set_threads
 from embq.indexer.index_files.lists import empty_lists
@@ -95,7 +95,9 @@ def sgemm_gflops(vectors: np.ndarray) -> float:
 
 
 def _vectors(data: Path, rows: int) -> np.ndarray:
-    every = np.load(data / "minilm" / "vectors.npy", mmap_mode="r", allow_pickle=False)[:rows].astype(np.float32)
+    every = np.load(cached(data / "minilm" / "vectors.npy"), mmap_mode="r", allow_pickle=False)[:rows].astype(
+        np.float32
+    )
     wide = np.hstack([every, np.roll(every, 1, axis=0)[:, : DIM - every.shape[1]]])
     return np.ascontiguousarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
 

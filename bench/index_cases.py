@@ -59,6 +59,13 @@ CASES = (
 )
 
 
+def cached(path: Path) -> Path:
+    """The path; ends with a sentence where bench.index has not made it yet."""
+    if not path.exists():
+        raise SystemExit(f"{path} does not exist: python -m bench.index makes it, in an hour")
+    return path
+
+
 def chosen(text: str) -> list[Case]:
     """The cases of a comma-separated list: names, "all", or others as VECTORS:ROWS:INDEX_MEMORY:MEMORY.
 

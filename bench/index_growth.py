@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.index_cases import DATA, QUERIES, K
+from bench.index_cases import DATA, QUERIES, K, cached
 from bench.index_ours import build
 from bench.index_scoring import truth_of
 from bench.report import table, write
@@ -41,7 +41,7 @@ def main() -> None:
     folder = options.data.resolve() / "growth"
     shutil.rmtree(folder, ignore_errors=True)
     more = round(options.rows * (1 + SHARE))
-    every = np.load(options.data / "minilm" / "vectors.npy", mmap_mode="r", allow_pickle=False)[:more]
+    every = np.load(cached(options.data / "minilm" / "vectors.npy"), mmap_mode="r", allow_pickle=False)[:more]
     if len(every) < more:
         raise SystemExit(f"there are {len(every):,} rows, and {more:,} are wanted: --rows {len(every) * 10 // 11}")
     queries = np.load(options.data / "minilm" / "queries.npy", allow_pickle=False)[:QUERIES].astype(np.float32)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.index_cases import DATA
+from bench.index_cases import DATA, cached
 from bench.report import table, write
 
 BAR_S = 2.0
@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--index-memory", default="16G")
     options = parser.parse_args()
     there = sorted(options.data.glob("minilm/run-[0-9]*"), key=lambda path: int(path.name.removeprefix("run-")))
-    run = (options.run or there[-1]).resolve()
+    run = options.run or cached(there[-1] if there else options.data / "minilm" / "run-60000")
+    run = run.resolve()
     index = next(iter(run.glob("index/*/CURRENT")), None)
     if index is None:
         command = ["-m", "embq", "index", run, "--max-index-memory-usage", options.index_memory, "--quiet"]
