@@ -26,7 +26,7 @@ from embq.core.models import DECODES, ModelConfig
 from embq.core.process.limits import cores
 from embq.core.queue.hints import Hint
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.result_stream import Entry
+from embq.core.queue.result_stream import Entry, PublishVerdict
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
@@ -86,9 +86,9 @@ class FreeLedger:
     def meta(self) -> dict[str, str]:
         return {"nonce": NONCE}
 
-    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
+    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> PublishVerdict:
         self._taker.send({"u": u, "token": token, "bytes": size, **fields})
-        return 1
+        return PublishVerdict.ACCEPTED
 
 
 class NoBoard(ProgressBoard):
