@@ -18,7 +18,7 @@ from embq.core.storage.paths import is_url, mistyped_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.file_names import distinct_names
 from embq.producer.selection import Selection
-from embq.sources.access.files import base_name, stat_file
+from embq.sources.access.files import NOT_STREAMED, base_name, stat_file
 from embq.sources.access.urls import SCHEMES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.interface import Fields
@@ -34,7 +34,7 @@ UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
 
 _DIGITS = re.compile(r"\d+")
 
-_BARE = ("jsonl", "lines")
+_BARE = ("csv", "jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
 
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
@@ -217,13 +217,15 @@ class InputScan:
         """
         missing = [path for path in self._missing if not was_planned(path)]
         if missing:
-            typed = (path.removeprefix(f"{os.getcwd()}/") for path in missing)
+            typed = [path.removeprefix(f"{os.getcwd()}/") for path in missing]
             url = next((url for path in typed if (url := mistyped_url(path, SCHEMES))), "")
             raise InputError(
                 f"{_listed(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
                 code="source_missing",
                 next_step=f"a URL has two slashes: {url}"
                 if url
+                else f"{NOT_STREAMED}, and name that"
+                if "-" in typed
                 else "check the names, and that the disk is mounted on this machine",
             )
         if not self._pieces.count and not self._missing:

@@ -122,6 +122,8 @@ def expand(inputs: Sequence[str], skipped: Counter[str]) -> Iterator[tuple[str, 
     Raises InputError for a pattern without match.
     """
     for text in inputs:
+        if not text:
+            raise InputError("an input is empty", next_step="check the variable that holds it; . is the current folder")
         check_source(text)
         special = "{" in text or has_magic(text)
         if not special or (not is_url(text) and os.path.lexists(text)):

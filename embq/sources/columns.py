@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -202,7 +203,9 @@ def _text(columns: Sequence[Column], options: Mapping[str, str], path: str, imag
             code="missing_column",
             next_step=_ONE_ROW_EACH
             if any(map(_is_list, columns))
-            else "name the column with --text-column or --image-column, or leave the file out",
+            else "name the column with --text-column or --image-column, or leave the file out"
+            if any(column.role in ("text", "bytes", "image") for column in columns)
+            else "cast the column that is to be embedded to strings, or leave the file out",
         )
     return candidates[0].name
 
@@ -277,7 +280,11 @@ def _typed(columns: Sequence[Column], name: str, roles: Sequence[str], option: s
         raise SourceError(
             f"{path}: column {name!r} is of type {column.type}; usable: {shown(usable)}",
             code="wrong_column_type",
-            next_step=_ONE_ROW_EACH if _is_list(column) else f"name another column with {option}",
+            next_step=_ONE_ROW_EACH
+            if _is_list(column)
+            else f"name another column with {option}"
+            if usable
+            else "cast it to strings, or leave the file out",
         )
     return column
 
@@ -286,5 +293,5 @@ def _ambiguous(path: str, what: str, candidates: Sequence[Column], option: str) 
     return SourceError(
         f"{path}: more than one column may hold the {what}: {shown(candidates)}",
         code="ambiguous_column",
-        next_step=f"say which: {option} {candidates[0].name}",
+        next_step=f"say which: {option} {shlex.quote(candidates[0].name)}",
     )

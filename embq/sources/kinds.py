@@ -14,7 +14,7 @@ from embq.core.plugins import Plugin
 from embq.core.run.layout import MARKS
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
-from embq.sources.access.files import is_folder, join, list_names, with_name
+from embq.sources.access.files import NOT_STREAMED, is_folder, join, list_names, with_name
 from embq.sources.access.urls import path_of
 from embq.sources.extensions import ALL, Extensions
 from embq.sources.formats import compressed
@@ -190,10 +190,11 @@ def detect(
         return [(kind, path)]
     if not is_folder(path):
         if kind is None:
+            is_stream = not is_url(path) and not os.path.isfile(path)
             raise InputError(
-                f"{path}: a file of this name is no input"
+                f"{path}: {'it is no file' if is_stream else 'a file of this name is no input'}"
                 + (": images are read by the folder" if ALL.is_image(path) else ""),
-                next_step=f"name {SUPPORTED}",
+                next_step=f"{NOT_STREAMED}; then name {SUPPORTED}" if is_stream else f"name {SUPPORTED}",
             )
         return [(kind, path)]
     names = list_names(path)

@@ -207,6 +207,9 @@ def test_a_condition_that_does_not_fit_the_columns_is_refused_with_its_reason(
         ("my column != x", ("my column", "!=", "x")),
         ("label in cat, dog", ("label", "in", ("cat", "dog"))),
         ('label in ["a, b", "c"]', ("label", "in", ("a, b", "c"))),
+        *((f"label in {given}", ("label", "in", ("a", "b"))) for given in ("(a, b)", "('a','b')", '("a", "b")')),
+        *((f"label in {q}a, b{q} , c", ("label", "in", ("a, b", "c"))) for q in "\"'"),
+        ("label in it's, b", ("label", "in", ("it's", "b"))),
         ("n in [1, 2.5]", ("n", "in", (1, 2.5))),
     ],
 )
@@ -241,6 +244,8 @@ def test_values_of_a_condition_may_be_those_of_numpy() -> None:
         "label in",
         "label in a,,b",
         "label in [1",
+        "label in ()",
+        "label in [cat, dog]",
         'label = "a" or "b"',
         'label = "\\x"',
         "x" * 100_001,

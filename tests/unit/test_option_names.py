@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -141,3 +142,27 @@ def test_the_help_shows_a_default_that_it_does_not_name_in_brackets() -> None:
     for one in options:
         given = isinstance(one.default, str | int | float) and one.default != ""
         assert bool(one.show_default) == (given and "  [" not in (one.help or "")), one.opts
+
+
+PATHS = [
+    (verb, param)
+    for verb, command in COMMANDS.items()
+    for param in command.params
+    if isinstance(param.type, click.Path) and not (isinstance(param, click.Option) and param.is_flag)
+]
+
+
+@pytest.mark.parametrize(("verb", "param"), PATHS, ids=[f"{verb} {param.name}" for verb, param in PATHS])
+def test_an_empty_path_is_not_the_current_folder(
+    verb: str, param: click.Parameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [p for p in COMMANDS[verb].params if isinstance(p, click.Argument) and isinstance(p.type, click.Path)]
+    given = ["" if one is param else "nowhere" for one in arguments]
+    if isinstance(param, click.Option):
+        given += [param.opts[0], ""]
+    with pytest.raises(click.UsageError) as refused:
+        COMMANDS[verb].make_context(verb, given)
+    if not isinstance(refused.value, click.MissingParameter):
+        assert "it is empty" in refused.value.message or "'' does not exist" in refused.value.message
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from embq.core.settings import change_environment
 
@@ -80,6 +81,13 @@ def _help_all(context: click.Context, _option: click.Parameter, given: Any) -> N
         context.exit()
 
 
+def _is_empty(value: object, args: Sequence[str]) -> bool:
+    """True if a path, or one of several, was given as an empty argument; pathlib makes it the current folder."""
+    texts = map(str, value if isinstance(value, tuple) else (value,))
+    has_empty = any(argument == "" or argument.endswith("=") for argument in args)
+    return has_empty and any(text == "" or (text == "." and "." not in args) for text in texts)
+
+
 _HELP_ALL = click.Option(
     [HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show all options and exit."
 )
@@ -105,14 +113,21 @@ class SectionedCommand(click.Command):
             name, is_with_value, value = argument.partition("=")
             if name not in own and SAME_OPTIONS.get(name) in own:
                 args = [*args[:place], f"{SAME_OPTIONS[name]}{is_with_value}{value}", *args[place + 1 :]]
+        typed = tuple(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             ours = FOREIGN_OPTIONS.get(error.option_name)
             if ours and any(ours in param.opts for param in self.params):
                 why = f"No such option {error.option_name!r}. Did you mean {ours!r}?"
                 raise click.NoSuchOption(error.option_name, why, ctx=error.ctx) from None
             raise
+        for param in self.params:
+            is_typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            if is_typed and isinstance(param.type, click.Path) and _is_empty(ctx.params.get(param.name or ""), typed):
+                why = "it is empty, and would be the current folder: check the variable that holds it, or write ."
+                raise click.BadParameter(why, ctx, param)
+        return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters of the verb, --no-color, --help and --help-all."""

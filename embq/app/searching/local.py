@@ -159,7 +159,7 @@ def check_ids(query: Query, ids: int) -> None:
         raise InputError(
             f"the index has no row {unknown[0]}: its ids go from 0 to {ids - 1}",
             code="no_such_id",
-            next_step="ask for an id that a search has given",
+            next_step="ask for an id that a search has given: `embq search --json` shows them",
         )
 
 

@@ -437,8 +437,15 @@ def vector_numbers(given: Any) -> list[float]:
     except (OSError, ValueError, TypeError, EOFError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         what = f"{path} holds no vector" if path is not None else "the query is not a vector"
+        is_typed = str(path).startswith("[")
         raise InputError(
-            f"{what}: {reason}", next_step="give a .npy file of one vector, or a JSON list of numbers", code="bad_query"
+            f"{what}: {reason}",
+            next_step="write the list into a file, and give its name"
+            if is_typed
+            else "give a .npy file of one vector, or a file with a JSON list of numbers"
+            if path is not None
+            else "give an array or a list of numbers, or the path of a .npy file of one vector",
+            code="bad_query",
         ) from error
     return values
 

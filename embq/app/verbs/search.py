@@ -20,6 +20,23 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 """Most characters of a key and of a source."""
 
 
+class _RowId(click.ParamType[int]):
+    """The id of a row, which is a number and not its key."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; click's error for another text, with the way from a key to its row."""
+        try:
+            return int(value)
+        except ValueError:
+            why = f"{value!r} is no id: --json shows the ids of results, and --where 'key = {value}' finds a key"
+            self.fail(why, param, ctx)
+
+
+ROW_ID = _RowId()
+
+
 @click.command(
     "search",
     cls=SectionedCommand,
@@ -31,9 +48,9 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 @section("Query")
 @option("--image", metavar="FILE", type=click.Path(), help="Search by an image.")
 @option("--vector", metavar="FILE", type=click.Path(), help="Search by a vector: .npy, or a JSON list.")
-@option("--id", type=int, help="Search for rows similar to the row with this id.")
-@option("--like", type=int, multiple=True, help="Move the query towards the row with this id; repeatable.")
-@option("--unlike", type=int, multiple=True, help="Move it away from the row with this id; repeatable.")
+@option("--id", type=ROW_ID, help="Search for rows similar to the row with this id.")
+@option("--like", type=ROW_ID, multiple=True, help="Move the query towards the row with this id; repeatable.")
+@option("--unlike", type=ROW_ID, multiple=True, help="Move it away from the row with this id; repeatable.")
 @option(
     "--where",
     multiple=True,

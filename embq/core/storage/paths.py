@@ -29,6 +29,8 @@ def place(text: str | Place) -> Place:
     does.
     """
     text = str(text)
+    if not text:
+        raise UsageError("the path of the output is empty", next_step="name a folder; . is the current one")
     refuse_unnameable(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -83,7 +85,9 @@ def refuse_missing(path: Path) -> None:
     if not os.path.isdir(path):
         raise InputError(
             f"{path} is not a folder" if os.path.lexists(path) else f"{path} does not exist",
-            next_step="check the name; `embq run INPUT -o OUT` makes an output folder",
+            next_step=f"a URL has two slashes: {url}"
+            if (url := mistyped_url(str(path).removeprefix(f"{os.getcwd()}/"), ("http", "https", *NEEDED, *SPELLINGS)))
+            else "check the name; `embq run INPUT -o OUT` makes an output folder",
         )
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -81,7 +82,7 @@ class Condition:
 
         A column in backquotes may have blanks and operators in its name: `` `a = b` = 1 ``. A value in double quotes is
         a JSON text: `label = ""`; one in single quotes is a text as in SQL: `label = 'it''s'`. A list in brackets is
-        JSON: `label in ["a, b", "c"]`.
+        JSON: `label in ["a, b", "c"]`; one in parentheses is read as without them.
         Raises UsageError if it is no condition, or several.
         """
         match = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
@@ -99,10 +100,11 @@ class Condition:
         try:
             if op != "in":
                 return read_condition((column, op, _unquoted(value)))
-            values = json.loads(value) if value.startswith("[") else [_unquoted(item) for item in value.split(",")]
+            values = json.loads(value) if value.startswith("[") else [_unquoted(item) for item in _items(value)]
             return read_condition((column, op, values))
         except (ValueError, RecursionError) as error:
-            raise _usage(f"the value of {text[:100]!r} cannot be read: {error}") from error
+            listed = '; a list is a, b or ["a", "b"]' if op == "in" else ""
+            raise _usage(f"the value of {text[:100]!r} cannot be read: {error}{listed}") from error
 
     def describe(self) -> list[Any]:
         """As JSON."""
@@ -145,8 +147,19 @@ _TEXT = re.compile(
 _WHOLE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|\[.*", re.DOTALL)
 """A value in quotes, or a list."""
 
+_ITEM = re.compile(r"((?:\s*(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*')\s*|[^,]*)),", re.DOTALL)
+"""A value of a list, and the comma behind it."""
+
 _SEVERAL = re.compile(r"\s(and|or)\s+(?:`[^`]{1,1000}`|\w+)\s*(?:[=<>]|!=|\b(?:contains|in)\s)", re.IGNORECASE)
 """A second condition in a value: a word, a column and an operator."""
+
+
+def _items(text: str) -> list[str]:
+    """The values of a list, apart at commas outside of quotes, and one more than there may be at most."""
+    text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    if "'" not in text and '"' not in text:
+        return text.split(",")
+    return [item[1] for item in islice(_ITEM.finditer(f"{text},"), MOST_VALUES + 1)]
 
 
 def _unquoted(text: str) -> str:

@@ -307,11 +307,18 @@ def forget_cached(path: str) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+NOT_STREAMED = "write standard input or a pipe into a file first: inputs are read more than once"
+
+
 def require_regular(path: str, status: os.stat_result) -> None:
     """Raise SourceError `not_a_file` for a folder, and for what may be waited on for ever, such as a pipe."""
     if not stat.S_ISREG(status.st_mode):
-        what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        raise SourceError(f"{path}: is {what}", code="not_a_file", next_step="name a file")
+        is_folder = stat.S_ISDIR(status.st_mode)
+        raise SourceError(
+            f"{path}: is {'a folder' if is_folder else 'not a regular file'}",
+            code="not_a_file",
+            next_step="name a file" if is_folder else NOT_STREAMED,
+        )
 
 
 def _require_room(path: str, size: int) -> None:

@@ -16,7 +16,7 @@ from embq.core.errors import SourceError
 from embq.core.storage.object_clients import own_status, s3_client
 from embq.core.storage.paths import is_url
 from embq.sources.access.allowed_hosts import RefusedHost, current, endpoint
-from embq.sources.access.urls import SCHEMES, check_url, host_of, names_host, scheme_of
+from embq.sources.access.urls import SCHEMES, check_url, host_of, is_http, names_host, scheme_of
 
 CONNECT_S, ANSWER_S = 10, 20
 """Seconds without a connection, and without an answer, after which a request has failed."""
@@ -110,10 +110,13 @@ def translate(url: str, error: Exception) -> SourceError:
     if isinstance(error, RefusedHost):
         return SourceError(f"{url}: {error}", code="source_denied", next_step=error.next_step)
     if is_unreached(error):
+        has_host = is_http(url) or names_host(url)
         return SourceError(
-            f"{url}: no connection to {host_of(url)}: {getattr(error, 'strerror', None) or _one_line(error)}",
+            f"{url}: no connection to {host_of(url) if has_host else 'the storage'}: "
+            f"{getattr(error, 'strerror', None) or _one_line(error)}",
             code="source_unreadable",
-            next_step="check the host in the name, the network, and that the server runs",
+            next_step=f"check {'the host in the name' if has_host else 'the credentials'}, the network, "
+            "and that the server runs",
             transient=True,
         )
     status = own_status(error)

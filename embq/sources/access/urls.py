@@ -61,7 +61,7 @@ def walks_itself(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Raise SourceError `shard_scheme_denied` for a URL that is not read, whatever stands behind it."""
+    """Raise SourceError for a URL that is not read: `shard_scheme_denied` by its scheme, else `source_denied`."""
     if "::" in url or scheme_of(url) not in SCHEMES:
         raise SourceError(
             f"{url!r}: URLs of this kind are not read",
@@ -70,6 +70,10 @@ def check_url(url: str) -> None:
         )
     if ".." in unquote(urlsplit(url).path).split("/"):
         raise SourceError(f"{url!r}: a URL with '..' in it is not read", code="source_denied")
+    try:
+        _ = urlsplit(url).port if is_http(url) or names_host(url) else None
+    except ValueError as error:
+        raise SourceError(f"{url!r}: {error}", code="source_denied", next_step="correct the port") from error
 
 
 def base_name(url: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from codecs import BOM_UTF8
@@ -69,6 +70,16 @@ Row = list[str] | str
 """The fields of a row, each character one byte; or the reason why it cannot be split."""
 
 
+def _is_object(line: str) -> bool:
+    """True if a line is a JSON object."""
+    if not line.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
     """The names of the columns, the delimiter, and the offset of the first row."""
     lines, path = _Lines(text, 0, unit.source), unit.source
@@ -81,6 +92,12 @@ def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
         if excel := _NAMED.fullmatch(line):
             start = lines.offset
             line, named = next(lines, ""), named or excel[1]
+        if NO_HEADER not in dict(unit.options) and _is_object(line):
+            raise SourceError(
+                f"{path}: its first line is a JSON object, as of JSON Lines, and no header of columns",
+                code="table_damaged",
+                next_step="call it .jsonl, or give --input-format jsonl",
+            )
         delimiter = _checked(named) if named else _delimiter_in(line, unit)
         if line.count(delimiter) >= COLUMNS_MAX:
             raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")

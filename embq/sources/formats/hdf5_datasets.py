@@ -5,6 +5,7 @@ Datasets whose paths differ in numbers only are read as one, in order of the num
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -184,5 +185,5 @@ def _ambiguous(unit: Unit, families: dict[str, list[Dataset]], names: Sequence[s
     return SourceError(
         f"{unit.source}: more than one dataset may hold the texts: {_shown(candidates)}",
         code="ambiguous_column",
-        next_step=f"say which: --text-column '{names[0]}'",
+        next_step=f"say which: --text-column {shlex.quote(names[0])}",
     )

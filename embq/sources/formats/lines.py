@@ -6,6 +6,7 @@ needs no more than its slice. The line end behind the last line makes no further
 
 from __future__ import annotations
 
+import shlex
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,29 +70,41 @@ class JsonLinesSource(Source):
     modalities: tuple[str, ...] = ("text",)
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
-        """Texts. A field that the user named must be in one of the first lines.
+        """Texts. One of the first lines must have a text, and one each field that the user named.
 
-        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats,
+        Raises SourceError `missing_column` if none of them has it, `wrong_column_type` if ids are floats,
         `table_damaged` for JSON of another form. A damaged file fails when it is read.
         """
         named = [("--text-column", options.text_column), ("--id-column", options.id_column)]
         named += [("--metadata-columns", name) for name in options.metadata_columns if name != ALL]
         try:
-            counts, floats = _first_fields(path, [name for _, name in named])
+            counts, texts, floats = _first_fields(path, [name for _, name in named])
         except SourceError as error:
             if any(name for _, name in named) or error.code == "table_damaged":
                 raise
             return self.modalities
         for option, name in named:
             if name and counts and not counts[name]:
-                summary = ", ".join(f"{field} ({count:,})" for field, count in counts.most_common(20))
                 raise SourceError(
-                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {summary}",
+                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; "
+                    f"they have {_listed(counts)}",
                     code="missing_column",
-                    next_step=f"{suggestion(name, counts)}check {option}, or leave the file out"
+                    next_step=f"{suggestion(name, {**texts, **counts})}check {option}, or leave the file out"
                     + ("; '*' keeps all fields" if option == "--metadata-columns" else ""),
                 )
         columns = _Columns.of(dict(options.columns))
+        if counts and not (columns.text or find_name(counts, TEXT_COLUMNS)):
+            near = find_name({name.rpartition(".")[2]: 0 for name in texts}, TEXT_COLUMNS)
+            usual = [name for name in texts if near and name.rpartition(".")[2] == near]
+            named_so = next(iter(usual or [name for name in texts if name.lower() not in ID_COLUMNS]), "")
+            raise SourceError(
+                f"{path}: none of its first {_LOOK_LINES:,} lines has a field {', '.join(TEXT_COLUMNS[:-1])} or "
+                f"{TEXT_COLUMNS[-1]}; they have {_listed(counts)}",
+                code="missing_column",
+                next_step=f"name the field of the texts: --text-column {shlex.quote(named_so)}"
+                if named_so
+                else "write each text as a string in a field text, or leave the file out",
+            )
         identity = columns.id or find_name(counts, ID_COLUMNS)
         if identity in floats and identity not in (columns.metadata_names or ()):
             chosen_key([Column(name=identity, role="other", type="float")], {}, path)
@@ -99,7 +112,7 @@ class JsonLinesSource(Source):
 
     def fields(self, path: str, options: ReadOptions) -> Fields:
         """The fields of the first lines."""
-        counts, _ = _first_fields(path, [options.text_column])
+        counts, _, _ = _first_fields(path, [options.text_column])
         text = options.text_column or find_name(counts, TEXT_COLUMNS)
         return Fields(names=frozenset(counts), text=text, is_guess=False)
 
@@ -139,12 +152,18 @@ _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
 """Part of a file that is read to find its fields; it ends with whichever bound comes first."""
 
 
-def _first_fields(path: str, named: Sequence[str]) -> tuple[Counter[str], set[str]]:
-    """The fields of the first lines, with the number of lines that have each, and those that hold a float.
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{field} ({count:,})" for field, count in counts.most_common(20))
 
-    Lines that are no objects have none. Of fields in objects those that the user named are counted.
+
+def _first_fields(path: str, named: Sequence[str]) -> tuple[Counter[str], dict[str, int], set[str]]:
+    """The fields of the first lines: how many lines have each, the names of texts, and of floats.
+
+    Lines that are no objects have none. Of fields in objects those that the user named are counted. Texts are strings,
+    also in objects, named as in doc.text.
     """
     counts: Counter[str] = Counter()
+    texts: dict[str, int] = {}
     floats: set[str] = set()
     try:
         with open_planned(Unit(kind="jsonl", source=path)) as (unit, file):
@@ -162,10 +181,20 @@ def _first_fields(path: str, named: Sequence[str]) -> tuple[Counter[str], set[st
                     counts.update(fields.keys())
                     counts.update(name for name in named if name not in fields and _value(fields, name) is not None)
                     floats.update(name for name, value in fields.items() if isinstance(value, float))
+                    if len(texts) < _LOOK_LINES:
+                        texts.update(dict.fromkeys(_names_of_texts(fields), 0))
     except SourceError as error:
         if error.code not in COMPRESSION_CODES:
             raise
-    return counts, floats
+    return counts, texts, floats
+
+
+def _names_of_texts(fields: dict[str, Any]) -> Iterator[str]:
+    for outer, value in fields.items():
+        if isinstance(value, str):
+            yield outer
+        elif isinstance(value, dict):
+            yield from (f"{outer}.{name}" for name, inner in value.items() if isinstance(inner, str))
 
 
 def _keyed_lines(unit: Unit, on_progress: Moved) -> Iterator[tuple[int, str, bytes | None]]:
@@ -277,10 +306,6 @@ def _remove(fields: dict[str, Any], name: str) -> None:
 def _line_fields(fields: dict[str, Any]) -> str:
     """The line's fields with their types, for a message."""
     shown = [f"{name} ({type(value).__name__})" for name, value in list(fields.items())[:10]]
-    inner = (
-        f"{outer}.{name}"
-        for outer, value in fields.items()
-        if isinstance(value, dict) and (name := find_name(value, TEXT_COLUMNS)) and isinstance(value[name], str)
-    )
-    hint = f"; a text inside an object is named as in --text-column {first}" if (first := next(inner, "")) else ""
+    inner = [name for name in _names_of_texts(fields) if name.rpartition(".")[2].lower() in TEXT_COLUMNS]
+    hint = f"; a text inside an object is named as in --text-column {shlex.quote(inner[0])}" if inner else ""
     return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}{hint}"
