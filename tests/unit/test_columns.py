@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,75 @@ def test_a_list_in_a_row_is_refused_with_the_way_to_a_row_for_each(
         assert "a row of its own" in refused.value.next_step
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl", "h5"])
+def test_a_suggested_column_can_be_pasted_into_a_shell(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"t.{suffix}", [{"my (en)": "one", "it's": "two"}])
+    with pytest.raises(InputError) as refused:
+        plan([str(path)], ReadOptions())
+    _, name = shlex.split(refused.value.next_step.partition("--text-column")[2].partition(";")[0].join(("x ", "")))
+    assert name in ("my (en)", "it's")
+    assert [sample.error for sample in samples_of(path, text_column=name)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"id": "i", "title": "one", "n": 1}, "title"),
+        ({"title": "one", "doc": {"Text": "two"}}, "doc.Text"),
+        ({"doc": {"n": 1, "words": "two"}}, "doc.words"),
+        ({"id": "i", "n": 1}, ""),
+        ({"title": ["one"]}, ""),
+    ],
+)
+def test_lines_without_a_text_are_refused_as_tables_are(tmp_path: Path, row: dict[str, Any], named: str) -> None:
+    path = write(tmp_path / "t.jsonl", [row, row])
+    with pytest.raises(InputError, match="none of its first") as refused:
+        plan([str(path)], ReadOptions())
+    assert (f"--text-column {named}" in refused.value.next_step) == bool(named)
+    write(tmp_path / "t.jsonl", [row, {"text": "one"}])
+    assert [code(sample) for sample in samples_of(path)] == ["missing_text", None]
+
+
+@NESTED
+def test_a_misspelt_column_of_an_object_is_suggested(tmp_path: Path, suffix: str) -> None:
+    docs: Any = [{"text": "one", "n": 1}, {"text": "two", "n": 2}]
+    path = write(tmp_path / f"t.{suffix}", [{"doc": doc, "n": 1} for doc in docs])
+    with pytest.raises(InputError) as refused:
+        plan([str(path)], ReadOptions(text_column="doc.txt"))
+    assert "'doc.text'" in refused.value.next_step
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("options", [{}, {"text_column": "n"}, {"image_column": "n"}])
+def test_a_table_of_numbers_is_to_be_cast(tmp_path: Path, suffix: str, options: dict[str, str]) -> None:
+    path = write_table(tmp_path / f"t.{suffix}", n=[1, 2], x=[0.5, 1.5])
+    with pytest.raises(InputError) as refused:
+        plan([str(path)], ReadOptions(**options))
+    assert "cast" in refused.value.next_step
+    assert "--text-column" not in refused.value.next_step
+
+
 # --- headers and delimiters of .csv files ---
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz"])
+def test_json_lines_are_not_taken_for_a_csv(tmp_path: Path, name: str) -> None:
+    data = b'{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(InputError, match="JSON") as refused:
+        plan([str(tmp_path / name)], ReadOptions())
+    assert "--input-format jsonl" in refused.value.next_step
+    if not name.endswith(".gz"):
+        plan([str(tmp_path / name)], ReadOptions(kind="jsonl"))
+    assert len(samples_of(tmp_path / name, no_header="yes", delimiter="\t")) == 2
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.txt"])
+def test_a_file_without_a_byte_is_empty(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match="empty") as refused:
+        plan([str(tmp_path / name)], ReadOptions())
+    assert refused.value.code == "empty_input"
 
 
 @pytest.mark.parametrize("delimiter", [*DELIMITERS, ":", " "])

@@ -166,3 +166,9 @@ def test_an_empty_path_is_not_the_current_folder(
     if not isinstance(refused.value, click.MissingParameter):
         assert "it is empty" in refused.value.message or "'' does not exist" in refused.value.message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--id", "--like", "--unlike"])
+def test_a_key_is_not_an_id_and_can_be_searched(option: str) -> None:
+    with pytest.raises(click.UsageError, match="--where 'key = a1'"):
+        COMMANDS["search"].make_context("search", ["out", option, "a1"])

@@ -21,7 +21,7 @@ from embq.core.units import Unit
 from embq.producer.file_names import distinct_names
 from embq.producer.plan import Plan, first_columns, plan
 from embq.producer.selection import Selection
-from embq.sources.access.urls import SCHEMES
+from embq.sources.access.urls import SCHEMES, check_source, is_http, names_host
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.e2e.session import write_tar
@@ -116,6 +116,33 @@ def test_a_url_with_one_slash_is_named_with_two(scheme: str) -> None:
     with pytest.raises(InputError, match="is not found") as caught:
         plan_of(f"{scheme}:/bucket/x.tar")
     assert f"{scheme}://bucket/x.tar" in caught.value.next_step
+
+
+def test_an_empty_input_is_not_the_current_folder() -> None:
+    with pytest.raises(InputError, match="an input is empty"):
+        plan_of("")
+
+
+@pytest.mark.parametrize("name", ["-", "pipe", "pipe.jsonl", "/dev/null"])
+def test_what_is_read_once_is_to_be_written_into_a_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for pipe in ("pipe", "pipe.jsonl"):
+        os.mkfifo(pipe)
+    with pytest.raises(InputError) as refused:
+        list(plan_of(name).units)
+    assert "into a file first" in refused.value.next_step
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_port_that_no_host_has_is_refused_at_once(scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:99999/x.tar"
+    if is_http(url) or names_host(url):
+        with pytest.raises(InputError, match="Port out of range"):
+            plan_of(url)
+    else:
+        check_source(url)
 
 
 def test_an_input_that_is_named_twice_is_planned_once_with_a_warning(tmp_path: Path) -> None:
