@@ -34,7 +34,7 @@ UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
 
 _DIGITS = re.compile(r"\d+")
 
-_BARE = ("csv", "jsonl", "lines")
+_BARE = ("jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
 
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")

@@ -92,6 +92,12 @@ def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
         if excel := _NAMED.fullmatch(line):
             start = lines.offset
             line, named = next(lines, ""), named or excel[1]
+        if not marked:
+            raise SourceError(
+                f"{path}: is empty, without even a header",
+                code="table_damaged",
+                next_step="check how the file was made",
+            )
         if NO_HEADER not in dict(unit.options) and _is_object(line):
             raise SourceError(
                 f"{path}: its first line is a JSON object, as of JSON Lines, and no header of columns",
