@@ -208,7 +208,7 @@ def test_a_condition_that_does_not_fit_the_columns_is_refused_with_its_reason(
         ("label in cat, dog", ("label", "in", ("cat", "dog"))),
         ('label in ["a, b", "c"]', ("label", "in", ("a, b", "c"))),
         *((f"label in {given}", ("label", "in", ("a", "b"))) for given in ("(a, b)", "('a','b')", '("a", "b")')),
-        *((f"label in {q}a, b{q} , c", ("label", "in", ("a, b", "c"))) for q in "\"'"),
+        ("label in 'a, b' , c", ("label", "in", ("a, b", "c"))),
         ("label in it's, b", ("label", "in", ("it's", "b"))),
         ("n in [1, 2.5]", ("n", "in", (1, 2.5))),
     ],

@@ -5,11 +5,11 @@ Imports neither numpy nor pyarrow: a client of `embq serve` has none.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -102,7 +102,7 @@ class Condition:
                 return read_condition((column, op, _unquoted(value)))
             values = json.loads(value) if value.startswith("[") else [_unquoted(item) for item in _items(value)]
             return read_condition((column, op, values))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, csv.Error) as error:
             listed = '; a list is a, b or ["a", "b"]' if op == "in" else ""
             raise _usage(f"the value of {text[:100]!r} cannot be read: {error}{listed}") from error
 
@@ -147,19 +147,14 @@ _TEXT = re.compile(
 _WHOLE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|\[.*", re.DOTALL)
 """A value in quotes, or a list."""
 
-_ITEM = re.compile(r"((?:\s*(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*')\s*|[^,]*)),", re.DOTALL)
-"""A value of a list, and the comma behind it."""
-
 _SEVERAL = re.compile(r"\s(and|or)\s+(?:`[^`]{1,1000}`|\w+)\s*(?:[=<>]|!=|\b(?:contains|in)\s)", re.IGNORECASE)
 """A second condition in a value: a word, a column and an operator."""
 
 
 def _items(text: str) -> list[str]:
-    """The values of a list, apart at commas outside of quotes, and one more than there may be at most."""
+    """The values of a list, apart at commas outside of single quotes."""
     text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    if "'" not in text and '"' not in text:
-        return text.split(",")
-    return [item[1] for item in islice(_ITEM.finditer(f"{text},"), MOST_VALUES + 1)]
+    return next(csv.reader([text], quotechar="'", skipinitialspace=True)) if "'" in text else text.split(",")
 
 
 def _unquoted(text: str) -> str:
