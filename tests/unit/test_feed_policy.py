@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from embq.producer.feed_policy import DECAY, HINTS_PER_WORKER, MAX_HINTS, MIN_HINTS, SHORTEST_S, WINDOW_S, Claimant, Shares
+from embq.producer.feed_policy import (
+    DECAY,
+    HINTS_PER_WORKER,
+    MAX_HINTS,
+    MIN_HINTS,
+    SHORTEST_S,
+    WINDOW_S,
+    Claimant,
+    Shares,
+)
 from embq.producer.feeder import Window
 
 
