@@ -116,7 +116,7 @@ def test_the_window_shrinks_when_the_units_get_slower_and_is_bounded() -> None:
     window.pushed(100_000)
     assert window.size(0, workers=2, now=0.2) == MAX_HINTS
     steps = 0
-    while window.size(0, workers=2, now=0.2) > MIN_HINTS:
+    while window.size(0, workers=2, now=0.2) > MIN_HINTS and steps < 250:
         steps += 1
     assert steps < 250
     assert 0 < DECAY < 1
