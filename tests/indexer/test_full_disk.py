@@ -65,13 +65,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def named(folder: Path) -> set[tuple[str, object]]:
     """What a reader may open below a folder: the names without random parts, with the size, or the type of JSON."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    names = [(str(path.relative_to(folder)), path) for path in paths]
-    return {
-        (re.sub(r"-\w{12}-\w{6}\.", ".", name), _content(path))
-        for name, path in names
-        if not any(part[0] in "._" for part in name.split("/"))
-    }
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    plain = {name: path for name, path in files.items() if not re.search(r"(^|/)[._]", name)}
+    return {(re.sub(r"-\w{12}-\w{6}\.", ".", name), _content(path)) for name, path in plain.items()}
 
 
 def _content(path: Path) -> object:

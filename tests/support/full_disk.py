@@ -14,9 +14,6 @@ import pytest
 
 from embq.core.errors import OutputError
 
-KINDS = ("open", "write", "mkdir", "rename", "link")
-"""Calls that need room: "open" creates a file, "write" fills one, which the device that is full refuses for real."""
-
 
 class FullDisk:
     """Refuses the call with the number `at` of its kind, from 1 on, below a folder; the others succeed.
@@ -30,16 +27,14 @@ class FullDisk:
         self._calls = 0
         self.refused = False
         for module, name, kinds, is_about in (
-            (os, "mkdir", ("mkdir",), _always),
-            (os, "rename", ("rename",), _always),
-            (os, "replace", ("rename",), _always),
-            (os, "link", ("link",), _always),
-            (os, "open", ("open",), _creates),
-            (os, "open", ("write",), _creates_new),
-            (builtins, "open", ("open", "write"), _opens_to_write),
-            (io, "open", ("open", "write"), _opens_to_write),
+            *((os, name, name, lambda *_, **__: True) for name in ("mkdir", "rename", "link")),
+            (os, "open", "open", lambda _, flags, *__, **___: flags & os.O_CREAT),
+            # A lock is another file, which stays empty.
+            (os, "open", "write", lambda _, flags, *__, **___: flags & os.O_EXCL),
+            (builtins, "open", "open write", _opens_to_write),
+            (io, "open", "open write", _opens_to_write),
         ):
-            if kind in kinds:
+            if kind in kinds.split():
                 patch.setattr(module, name, self._watched(getattr(module, name), is_about))
 
     def _watched(self, call: Callable[..., Any], is_about: Callable[..., bool]) -> Callable[..., Any]:
@@ -65,18 +60,6 @@ class FullDisk:
         return due
 
 
-def _always(*_: Any, **__: Any) -> bool:
-    return True
-
-
-def _creates(_: Any, flags: int, *__: Any, **___: Any) -> bool:
-    return bool(flags & os.O_CREAT)
-
-
-def _creates_new(_: Any, flags: int, *__: Any, **___: Any) -> bool:
-    return bool(flags & os.O_EXCL)  # a lock is another file, which stays empty
-
-
 def _opens_to_write(path: Any, mode: str = "r", *_: Any, **__: Any) -> bool:
     return not isinstance(path, int) and mode[0] in "wxa"
 
@@ -88,6 +71,8 @@ def refusals(
     refused. None if the change succeeds: a file may be optional, or stay empty.
 
     Args:
+        kind: "open", which creates a file; "write", which fills one, and is refused by the device that is full; or the
+            name of a function of `os`.
         prepare: makes what is changed anew; the argument is the number of the call.
     """
     at = 1

@@ -137,16 +137,6 @@ def test_hints_that_are_pushed_before_the_first_look_count() -> None:
     assert window.size(10, workers=0, now=0.0) == 20 / SHORTEST_S * WINDOW_S
 
 
-@pytest.mark.parametrize("pause_s", [SHORTEST_S / 4, SHORTEST_S, 1.0])
-def test_the_rate_is_that_of_the_time_since_the_last_look_and_fades(pause_s: float) -> None:
-    window = Window()
-    window.size(40, workers=0, now=8.0)
-    per_s = 20 / max(SHORTEST_S, pause_s)
-    for look in range(3):
-        size = window.size(20, workers=0, now=8.0 + (look + 1) * pause_s)
-        assert abs(size - max(MIN_HINTS, per_s * DECAY**look * WINDOW_S)) <= 1
-
-
 def test_each_worker_has_hints_whatever_the_rate_is() -> None:
     workers = MIN_HINTS
     assert Window().size(0, workers=workers, now=0.0) == HINTS_PER_WORKER * workers

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from embq.core.errors import EmbqError, InputError, MalformedError, UsageError
+from embq.core.errors import EmbqError, InputError, MalformedError
 from embq.core.queue.uploads import Upload, UploadFile
 from embq.core.run.layout import INPUTS
 from embq.core.units import Unit
@@ -19,7 +18,7 @@ FOLDER = f"{INPUTS}/0123456789abcdef"
 
 def refusal(*paths: str) -> EmbqError | None:
     """The error by which an upload of these files is refused, as it comes over the network; None if it is taken."""
-    files = tuple(msgspec.structs.replace(FILE, path=path) for path in paths)
+    files = tuple(UploadFile(path=path, bytes=1, mtime_ns=0, sha256="0" * 64) for path in paths)
     text = Upload(run="0" * 16, output="/out", record="{}", files=files).to_json()
     try:
         upload = Upload.from_json(text)
@@ -30,23 +29,14 @@ def refusal(*paths: str) -> EmbqError | None:
     return None
 
 
-FILE = UploadFile(path="run.json", bytes=1, mtime_ns=0, sha256="0" * 64)
-
-
 @pytest.mark.parametrize(
     "path",
     [
-        "run.json",
-        "manifest/00000.parquet",
-        f"{FOLDER}/a.tar",
-        f"{INPUTS}/01234/a.tar",
-        f"{FOLDER}/a/b/c.jpg",
-        f"{FOLDER}/.hidden",
-        f"{FOLDER}/..a",
-        f"{FOLDER}/a\nb\x01",
-        f"{FOLDER}/schöne Bilder.tar",
-        f"{FOLDER}/{os.fsdecode(b'caf' + bytes([0xE9]))}",
-        f"{FOLDER}/{'x' * 255}",
+        *("run.json", "manifest/00000.parquet", f"{INPUTS}/01234/a.tar"),
+        *(
+            f"{FOLDER}/{name}"
+            for name in ("a.tar", "a/b/c", ".hidden", "..a", "a\nb\x01", "schön", "\udce9", "x" * 255)
+        ),
     ],
 )
 def test_a_name_below_the_folder_of_its_input_is_taken(path: str) -> None:
@@ -54,19 +44,15 @@ def test_a_name_below_the_folder_of_its_input_is_taken(path: str) -> None:
 
 
 NAMES = ["", ".", "..", "a\0b", "a/..", "../a", "a/../b", "a/./b", "a//b", "a/", "/a"]
+ELSEWHERE = """a .hidden run.json/a xrun.json run.jsonx runxjson RUN.JSON /run.json manifest/0000.parquet
+    manifest/000000.parquet manifest/0000a.parquet manifest/00000.parquet.x manifest/00000xparquet
+    manifest/../run.json commits/00000001.json parts/a.parquet control.json _inputs/a.tar _inputs/0123/a.tar
+    _inputs/00000000000000000/a.tar _inputs/0123g/a.tar _inputs/ABCDE/a.tar _inputs/01234 x_inputs/01234/a.tar
+    /out/_inputs/01234/a.tar"""
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        *(f"{FOLDER}/{name}" for name in NAMES),
-        *(name for name in NAMES if name),
-        *("a", ".hidden", "run.json/a", "xrun.json", "run.jsonx", "run.json\n", "runxjson", "RUN.JSON", "/run.json"),
-        *("manifest/0000.parquet", "manifest/000000.parquet", "manifest/0000a.parquet", "manifest/00000.parquet.x"),
-        *("manifest/00000xparquet", "manifest/../run.json", "commits/00000001.json", "parts/a.parquet", "control.json"),
-        *(f"{INPUTS}/a.tar", f"{INPUTS}/0123/a.tar", f"{INPUTS}/{'0' * 17}/a.tar", f"{INPUTS}/0123g/a.tar"),
-        *(f"{INPUTS}/ABCDE/a.tar", FOLDER, f"x{FOLDER}/a.tar", f"/out/{FOLDER}/a.tar"),
-    ],
+    "path", [*(f"{FOLDER}/{name}" for name in NAMES), *NAMES[1:], "run.json\n", *ELSEWHERE.split()]
 )
 def test_a_name_of_anything_else_is_refused(path: str) -> None:
     error = refusal(path)
@@ -102,10 +88,9 @@ def test_an_input_whose_name_is_not_utf_8_is_not_sent(name: bytes) -> None:
     [
         ("/data/a.tar", "a.tar"),
         ("/data/.hidden", ".hidden"),
-        ("/data/a\nb", "a\nb"),
-        ("/data/schöne Bilder.tar", "schöne Bilder.tar"),
-        (os.fsdecode(b"/caf\xe9/a.tar"), "a.tar"),
-        ("/data//", "data"),
+        ("/a\nb", "a\nb"),
+        ("/\udce9/ü", "ü"),
+        ("/d//", "d"),
         ("/", "input"),
     ],
 )
@@ -115,9 +100,3 @@ def test_an_input_is_sent_by_its_own_name_which_the_writer_takes(source: str, na
     ((path, at),) = inputs.files.items()
     assert (unit.source, Path(path).name, at) == (f"/out/{path}", name, source)
     assert refusal(path) is None
-
-
-def test_files_elsewhere_are_not_sent() -> None:
-    for scheme in ("s3", "gs", "https", "webhdfs"):
-        with pytest.raises(UsageError, match="--inline sends files of this machine"):
-            UploadedInputs("/out").relocate(Unit(kind="webdataset", source=f"{scheme}://host/a.tar"))
