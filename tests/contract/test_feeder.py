@@ -104,6 +104,44 @@ def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monke
     assert MAX_HINTS == 5_000
 
 
+def test_what_a_feeder_pushed_and_workers_took_is_the_rate_that_the_window_holds(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_policy, "WINDOW_S", 2.0)
+    run = make_run(120)
+    run.build()
+    clock = FakeClock()
+    feeder = run.feeder(clock=clock)
+
+    def ticked_after_all_were_taken() -> int:
+        while run.pop() is not None:
+            pass
+        clock.advance(1.0)
+        return feeder.tick()
+
+    assert feeder.tick() == 6
+    assert ticked_after_all_were_taken() == 2 * 6
+    for hint in [run.pop() for _ in range(3)]:
+        assert hint is not None
+        run.ledger.hint_again(hint.u)
+    assert ticked_after_all_were_taken() == 2 * 12, "the urgent ones are among them"
+    assert ticked_after_all_were_taken() == 2 * 24
+
+
+def test_runs_that_are_new_stand_before_those_that_wait_up_to_twice_the_mark(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = same_queue(make_run, 20, 20, 20, 20)
+    known: dict[str, RunRecord] = {}
+    monkeypatch.setattr(module, "active", lambda client: dict(known))
+    feeder = Feeder(runs[0].client, lease_s=0.0)
+    pushed = []
+    for run in runs:
+        known[run.info.run] = run.record
+        pushed.append(feeder.tick())
+    assert pushed == [6, 5, 1, 0]
+
+
 def test_urgent_units_go_to_the_front(make_run: MakeRun) -> None:
     run = make_run(20)
     run.build()

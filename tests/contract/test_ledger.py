@@ -1192,3 +1192,23 @@ def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
 def test_the_bound_of_waiting_results_is_the_documented_one(run: RunCase) -> None:
     assert int(run.ledger.meta()["limit_bytes"]) == LIMIT_BYTES
     assert set(load_scripts(run.client)) == set(SCRIPTS)
+
+
+def test_of_nine_published_units_those_are_left_that_were_not_committed(make_run: MakeRun) -> None:
+    run = make_run(9)
+    run.build()
+    tokens = {u: run.claim(u) for u in range(9)}
+    assert (sorted(run.ledger.leased()), run.ledger.published()) == (list(range(9)), [])
+    for u in (8, 1, 3, 5, 0, 7):
+        assert run.publish(u, tokens[u]) is PublishVerdict.ACCEPTED
+    assert sorted(run.ledger.leased()) == [2, 4, 6]
+    assert sorted(run.ledger.published()) == [0, 1, 3, 5, 7, 8]
+    receipts = {int(fields[b"u"]): receipt.decode() for receipt, fields in run.client.xrange(run.key("res"))}
+    assert run.ledger.commit([(receipts[u], u) for u in (1, 7, 8)], rows=9, failures=0, quarantined=0, number=1) == 3
+    assert sorted(run.ledger.leased()) == [2, 4, 6]
+    assert sorted(run.ledger.published()) == [0, 3, 5]
+    run.ledger.reject(receipts[3], 3, tokens[3], "bad_result", "no rows")
+    assert sorted(run.ledger.published()) == [0, 5]
+    left = {int(fields[b"u"]) for _, fields in run.client.xrange(run.key("res"))}
+    assert left == {0, 5}
+    assert run.ledger.done_bits() == bytes([0b01000001, 0b10000000])

@@ -6,7 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
 from embq.worker.stages.publish import PublishStage
+from tests.support.fakes.clock import FakeClock
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector
 
 
@@ -77,6 +82,35 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
         wait_for_room(stage)
     writer.drain()
     run.assert_exact([0, 1])
+
+
+def test_a_full_disk_is_tried_at_twice_the_interval_each_time_until_it_takes_a_result(
+    run: RunCase, stage: PublishStage, leases: Leases, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+    takes = {5}
+    real = module.written
+
+    @contextmanager
+    def mostly_full(*place: Any, **names: str) -> Iterator[IO[bytes]]:
+        tried.append(round(clock() - 1000.0, 3))
+        with real(*place, **names) if len(tried) in takes else open("/dev/full", "wb") as file:
+            yield file
+
+    monkeypatch.setattr(module, "written", mostly_full)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    run.writer()
+    stage.run(embedded_unit(run, leases, 0))
+    stage.run(embedded_unit(run, leases, 1))
+    assert tried == [0.0], "the second result waits behind the first"
+    assert run.ledger.next_units(run.gen, 5, queue_empty=True, reap_at=0) == ([], []), "its units are hinted"
+    while len(tried) < 14:
+        clock.advance(0.001)
+        stage.again()
+    intervals = [round(after - before, 3) for before, after in pairwise(tried)]
+    fresh = [0.05, 0.1, 0.2, 0.4]
+    # The fifth is taken, and the second result is offered at once; a second is the longest interval.
+    assert intervals == pytest.approx([*fresh, 0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0], abs=0.002)
 
 
 def wait_for_room(stage: PublishStage) -> None:

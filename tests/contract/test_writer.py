@@ -267,7 +267,9 @@ def test_large_results_are_read_one_by_one(run: RunCase, monkeypatch: pytest.Mon
     assert [len(inbox.read()) for _ in range(4)] == [16, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("since", "young", "more"), [(0, 1.9, 0.2), (10_000, 29, 1)], ids=["first", "later"])
+@pytest.mark.parametrize(
+    ("since", "young", "more"), [(0, 1.9, 0.2), (90, 9.9, 0.2), (10_000, 29, 1)], ids=["first", "tenth", "later"]
+)
 def test_results_are_committed_when_the_oldest_is_old_enough_and_later_parts_wait_longer(
     run: RunCase, since: float, young: float, more: float
 ) -> None:
@@ -276,11 +278,12 @@ def test_results_are_committed_when_the_oldest_is_old_enough_and_later_parts_wai
     run.work_one(0)
     writer.step()
     run.clock.advance(young)
+    run.work_one(1)
     writer.step()
     assert parts(run) == []
     run.clock.advance(more)
     writer.step()
-    assert parts(run) == [3]
+    assert parts(run) == [6]
 
 
 def test_a_part_is_cut_by_bytes_too(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,16 +108,23 @@ def test_rows_for_re_ranking_are_not_kept_where_float16_cannot_hold_them(
     assert "float16 holds 65,504" in " ".join(plan["notes"])
 
 
-@pytest.mark.parametrize("empty", [(0,), (0, 16), (0, 3, 4)])
+@pytest.mark.parametrize(
+    ("empty", "names", "said"),
+    [
+        ((0,), "a", "1 (a.npy)"),
+        ((0, 16), "acd", "3 (a.npy, c.npy, d.npy)"),
+        ((0, 3, 4), "acde", "4 (a.npy, c.npy, d.npy, ...)"),
+    ],
+)
 def test_a_file_without_vectors_among_others_is_left_out_and_told(
-    tmp_path: Path, empty: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, empty: tuple[int, ...], names: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vectors = np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)
     (tmp_path / "in").mkdir()
-    for name, array in (("a", np.zeros(empty)), ("b", vectors), ("c", np.zeros(empty))):
+    for name, array in (("b", vectors), *((name, np.zeros(empty)) for name in names)):
         np.save(tmp_path / "in" / f"{name}.npy", array)
     assert indexed(tmp_path / "in") == 0
-    assert "files without rows of their own are left out: 2 (a.npy, c.npy)" in " ".join(capsys.readouterr().out.split())
+    assert f"files without rows of their own are left out: {said}" in " ".join(capsys.readouterr().out.split())
     assert Searcher.open(tmp_path / "index").search(vectors, 1).ids[:, 0].tolist() == list(range(20))
 
 
@@ -127,12 +134,14 @@ def test_a_row_without_a_vector_is_left_out_where_that_is_wanted(
     tmp_path: Path, kind: pa.DataType, missing: list[float] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vectors = np.random.default_rng(1).normal(size=(20, 16)).astype(np.float32)
-    rows = [missing, *vectors.tolist()[:10], missing, *vectors.tolist()[10:]]
+    rows = [missing, *vectors.tolist()[:10], *[missing] * (missing is None), *vectors.tolist()[10:]]
+    count = len(rows) - len(vectors)
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"embedding": pa.array(rows, kind)}), tmp_path / "in" / "a.parquet")
     assert indexed(tmp_path / "in") == 65
-    assert "2 of 22 vectors" in capsys.readouterr().err
+    assert f"{count} of {len(rows)} vectors" in capsys.readouterr().err
     assert indexed(tmp_path / "in", "--drop-invalid") == 0
-    assert "2 vectors are zero, not finite or missing, and in no list" in " ".join(capsys.readouterr().out.split())
+    said = f"{count} vectors are zero, not finite or missing, and in no list"
+    assert said in " ".join(capsys.readouterr().out.split())
     found = Searcher.open(tmp_path / "index").search(vectors, 1).ids[:, 0].tolist()
-    assert found == [*range(1, 11), *range(12, 22)]
+    assert found == [*range(1, 11), *range(10 + count, 20 + count)]

@@ -41,12 +41,12 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with their texts, as clip-retrieval stores them: a text lies beside its image, and one text is missing."""
+    """Images with their texts, as clip-retrieval stores them: a text lies beside its image, and some are missing."""
     root = tmp_path_factory.mktemp("pictures")
     random = np.random.default_rng(1)
     images = unit(random.normal(size=(60, DIM))[random.integers(60, size=ROWS)] + 0.7 * random.normal(size=(ROWS, DIM)))
     texts = unit(images + random.normal(size=DIM) + 0.3 * random.normal(size=(ROWS, DIM)))
-    texts[7] = np.nan
+    texts[7::25] = np.nan
     for name, vectors in (("img_emb", images), ("text_emb", texts)):
         (root / name).mkdir()
         np.save(root / name / f"{name}_0.npy", vectors)
@@ -95,8 +95,8 @@ def test_both_query_sets_are_reported_and_the_worst_one_is_bound_to_the_target(
     assert infos["recall@10"] == min(one["recall@10"] for one in infos["recall"].values()) >= 0.9
     for times in infos["latency_ms"].values():
         assert 0.0 < times["p50"] <= times["p95"] <= times["p99"]
-    assert infos["gt_queries"]["text"] in (149, 150)  # the missing one may have been drawn
-    assert infos["query_sets"]["text"]["left_out"] == 150 - infos["gt_queries"]["text"]
+    assert infos["query_sets"]["text"]["left_out"] == 150 - infos["gt_queries"]["text"] > 0, "no missing one was drawn"
+    assert infos["query_sets"]["data"]["left_out"] == 0
     assert infos["assign_agreement"] == 1.0
     assert infos["imbalance_factor"] > 1.0
     assert set(infos["build_seconds"]) == {"sample", "train", "queries", "truth", "add", "merge", "tune"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from embq.indexer.index_files import remote
 from embq.indexer.index_files.remote import IN_USE_S, fetched
 from embq.indexer.index_files.version import Version, read_current
 from tests.indexer.indexes_that_grow import copy_of, make_index, rows
+from tests.support.full_disk import refusals
 
 BUCKET = "bucket"
 QUERY = rows(1, seed=77)[0].astype(np.float32)
@@ -210,6 +212,30 @@ def test_the_cache_keeps_its_bound(
     monkeypatch.setenv("EMBQ_INDEX_CACHE_GB", str(0.5 * size / 1e9))
     with pytest.raises(OutputError, match="no space"):
         fetched(urls[1])
+
+
+@pytest.mark.parametrize("kind", ["open", "write", "mkdir", "rename"])
+def test_a_full_disk_ends_a_fetch_with_one_error_and_the_next_one_goes_on(
+    index: Path, tmp_path: Path, s3: str, cache: Path, kind: str
+) -> None:
+    url = published(index, tmp_path.name)
+    sizes = {file.sha256: file.bytes for file in read_current(index).files()}
+    errors = 0
+
+    def emptied(_: int) -> Path:
+        shutil.rmtree(cache, ignore_errors=True)
+        return cache
+
+    for _, error in refusals(kind, cache, emptied, lambda _: fetched(url)):
+        if error is not None:
+            errors += 1
+            assert (error.code, error.next_step.partition(",")[0]) == ("no_space", "make room")
+            assert error.message.startswith(f"no space left for {cache}")
+            assert not list(cache.rglob("*.????????")), "what was begun takes room"
+        assert all(path.stat().st_size == sizes[path.name] for path in payloads(cache)), "half of it has a name"
+        assert bool(list(cache.glob("*/CURRENT"))) == (error is None)
+    assert errors
+    assert {path.name for path in payloads(fetched(url).parent)} == sizes.keys()
 
 
 def served(url: ObjectPath) -> ServedIndex:

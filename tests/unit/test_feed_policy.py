@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from embq.producer.feed_policy import DECAY, MAX_HINTS, MIN_HINTS, WINDOW_S, Claimant, Shares
+from embq.producer.feed_policy import (
+    DECAY,
+    HINTS_PER_WORKER,
+    MAX_HINTS,
+    MIN_HINTS,
+    SHORTEST_S,
+    WINDOW_S,
+    Claimant,
+    Shares,
+)
 from embq.producer.feeder import Window
 
 
@@ -107,7 +116,28 @@ def test_the_window_shrinks_when_the_units_get_slower_and_is_bounded() -> None:
     window.pushed(100_000)
     assert window.size(0, workers=2, now=0.2) == MAX_HINTS
     steps = 0
-    while window.size(0, workers=2, now=0.2) > MIN_HINTS:
+    while window.size(0, workers=2, now=0.2) > MIN_HINTS and steps < 250:
         steps += 1
     assert steps < 250
     assert 0 < DECAY < 1
+
+
+@pytest.mark.parametrize(("pushed", "waiting", "taken"), [(97, 100, 0), (97, 60, 40), (97, 0, 100), (37, 50, 0)])
+def test_what_was_taken_is_what_waited_and_was_pushed_less_what_waits(pushed: int, waiting: int, taken: int) -> None:
+    window = Window()
+    window.size(3, workers=0, now=0.0)
+    window.pushed(pushed - 7)
+    window.pushed(7)
+    assert window.size(waiting, workers=0, now=2.0) == max(MIN_HINTS, int(taken / 2.0 * WINDOW_S))
+
+
+def test_hints_that_are_pushed_before_the_first_look_count() -> None:
+    window = Window()
+    window.pushed(30)
+    assert window.size(10, workers=0, now=0.0) == 20 / SHORTEST_S * WINDOW_S
+
+
+def test_each_worker_has_hints_whatever_the_rate_is() -> None:
+    workers = MIN_HINTS
+    assert Window().size(0, workers=workers, now=0.0) == HINTS_PER_WORKER * workers
+    assert Window().size(0, workers=MAX_HINTS, now=0.0) == MAX_HINTS

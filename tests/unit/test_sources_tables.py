@@ -13,6 +13,7 @@ from pyarrow import ipc
 
 import embq.sources.rows
 from embq.core.errors import InputError, SourceError
+from embq.core.rows.arrow_messages import CONTINUATION
 from embq.core.units import Unit
 from embq.producer.plan import plan
 from embq.sources.kinds import SOURCES, detect
@@ -74,6 +75,31 @@ def test_every_slice_has_its_rows_in_whatever_order_units_are_read(tmp_path: Pat
     for order in (units, units[::-1], units[::2] + units[1::2]):
         found = {sample.key: (sample.text, sample.metadata) for unit in order for sample in read(unit, ())}
         assert found == {f"t.{suffix}:{n + 1}": (f"text {n}", f'{{"n":{n}}}') for n in range(10)}
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "arrows"])
+@pytest.mark.parametrize("has_dictionary", [False, True])
+def test_messages_without_the_marker_that_arrow_has_had_since_0_15_are_read(
+    tmp_path: Path, suffix: str, has_dictionary: bool
+) -> None:
+    texts = pa.array([f"text {n % 7}" for n in range(20)])
+    table = pa.table({"text": texts.dictionary_encode() if has_dictionary else texts, "n": range(20)})
+    samples = []
+    for name, is_legacy in (("old", True), ("new", False)):
+        path = tmp_path / name / f"t.{suffix}"
+        path.parent.mkdir()
+        new = ipc.new_stream if suffix == "arrows" else ipc.new_file
+        with new(path, table.schema, options=ipc.IpcWriteOptions(use_legacy_format=is_legacy)) as writer:
+            writer.write_table(table, max_chunksize=4)
+        assert (CONTINUATION in path.read_bytes()) != is_legacy
+        units = units_of(path, unit_samples=6, metadata_columns=("n",))
+        samples.append([(one.key, one.text, one.metadata) for unit in units[::-1] for one in read(unit, ())])
+        cut = path.with_name(f"cut.{suffix}")
+        cut.write_bytes(path.read_bytes()[:-5])
+        assert failure(cut).code == "table_damaged"
+    assert samples[0] == samples[1]
+    assert {text for _, text, _ in samples[0]} == {f"text {n}" for n in range(7)}
+    assert len(samples[0]) == 20
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ from embq.app.cli.run_options import request_from
 from embq.app.verbs.run import run
 from embq.app.verify.vectors import wrong_cosines, wrong_norms
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
-from embq.core.models import ModelSpec
+from embq.core.models import ModelConfig, ModelSpec, NamedModel
 from embq.core.native import library
+from embq.core.queue.runs import RunRecord
 from embq.core.rows.spec import DTYPES, RowSpec
 from embq.core.rows.vectors import FLOAT16_BEYOND, restored, similarities, stored
 from embq.producer.enqueue import prepare
+from embq.worker.claim.claimer import check_dims
 from tests.support.second_reader.checks import differing
 
 NUMBERS = st.floats(-60_000, 60_000, width=32, allow_subnormal=False)
@@ -144,6 +146,28 @@ def test_the_similarity_is_the_cosine_of_the_vectors_as_the_model_gives_them() -
         0: "zero_vector",
         1: "non_finite",
     }
+
+
+@pytest.mark.parametrize("similarity", [True, False])
+@pytest.mark.parametrize("names", [(), ("a",), ("a", "b")], ids=str)
+@pytest.mark.parametrize(("image", "text"), [(8, 8), (8, 9), (9, 8)])
+def test_images_and_texts_of_unequal_lengths_have_no_similarity(
+    names: tuple[str, ...], image: int, text: int, similarity: bool
+) -> None:
+    modalities, spec = ("image", "text"), "open_clip:ViT-B-32/x"
+    members = [NamedModel(name=name, spec=spec, modalities=modalities) for name in names]
+    config = ModelConfig(spec=spec, modalities=modalities, precision="fp32", members=tuple(members))
+    # The last model has unequal lengths, those before have equal ones.
+    dims = {output.name: 4 for output in config.outputs}
+    dims |= dict(zip(config.output_names[-2:], (image, text), strict=True))
+    record = RunRecord(run="r", output="/out", model=config, rows=RowSpec(similarity=similarity), units=1)
+    if image == text or not similarity:
+        check_dims(record, dims)
+        return
+    with pytest.raises(InputError) as caught:
+        check_dims(record, dims)
+    assert (caught.value.code, caught.value.next_step) == ("wrong_dimension", "leave out --similarity")
+    assert f"gives images {image} numbers and texts {text}" in caught.value.message
 
 
 def test_vectors_that_are_too_small_for_float16_tell_nothing_of_their_cosine() -> None:
