@@ -17,7 +17,7 @@ from embq.core.rows.spec import FORMATS, RowSpec
 from embq.core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
 from embq.core.run.layout import Layout
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, write_first
+from embq.core.storage.durable import denied, names_in, write_first
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
@@ -164,7 +164,7 @@ def load_run(root: Place) -> RunInfo:
             next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
         ) from error
     except OSError as error:
-        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+        raise denied(error, layout.run_json) or OutputError(f"{layout.run_json} cannot be read: {error}") from error
     added = tuple(read_generations(layout.manifest))
     if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
         raise OutputError(
@@ -188,7 +188,7 @@ def first_segments(layout: Layout) -> list[str]:
     except FileNotFoundError:
         named = ()
     except OSError as error:
-        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+        raise denied(error, layout.run_json) or OutputError(f"{layout.run_json} cannot be read: {error}") from error
     numbered = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
     return list(named) or sorted(numbered)
 

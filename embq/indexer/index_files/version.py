@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from embq.core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
 from embq.core.storage import beneath
+from embq.core.storage.durable import denied, reading
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, refuse_missing, refuse_unnameable
 from embq.indexer.collection.opening import Collection
@@ -148,7 +149,9 @@ def current_name(index: Place) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, MalformedError) as error:
-        raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
+        raise denied(error, index / CURRENT) or OutputError(
+            f"{index / CURRENT} cannot be read: {error}", code="index_damaged"
+        ) from error
 
 
 def parsed_name(data: bytes, where: Place) -> str:
@@ -232,8 +235,9 @@ def index_path(text: str) -> Path:
 def indexes_below(run: Run) -> dict[str, Run]:
     """Name -> place of each finished index of a run, by name; OutsideError if one is behind a link."""
     folder = run / "index"
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    return {name: beneath.below(run, f"index/{name}") for name in names if (folder / name / CURRENT).exists()}
+    with reading(folder):
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        return {name: beneath.below(run, f"index/{name}") for name in names if (folder / name / CURRENT).exists()}
 
 
 def resolve_index(path: Where, output: str | None = None) -> Where:
@@ -247,10 +251,11 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     if isinstance(path, Path):
         refuse_unnameable(os.path.abspath(path))
         refuse_missing(path)
-    if (path / CURRENT).exists():
-        return path
-    if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
-        return path.parent
+    with reading(path):
+        if (path / CURRENT).exists():
+            return path
+        if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
+            return path.parent
     indexes = indexes_below(path)
     if output is not None and output in indexes:
         return indexes[output]
