@@ -15,7 +15,7 @@ from embq.core.errors import InputError, MalformedError, OutputError
 from embq.core.models import REFERENCE, ModelConfig
 from embq.core.rows.spec import FORMATS, RowSpec
 from embq.core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
-from embq.core.run.layout import Layout
+from embq.core.run.layout import Layout, part_of_run, run_above
 from embq.core.storage import beneath
 from embq.core.storage.durable import denied, names_in, write_first
 from embq.core.storage.paths import Place
@@ -158,6 +158,8 @@ def load_run(root: Place) -> RunInfo:
     try:
         planned = _read(layout)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (above := run_above(root)) is not None:
+            raise part_of_run(root, above) from error
         why = "it does not exist" if isinstance(root, Path) and not root.exists() else "it has no run.json"
         raise InputError(
             f"{root} is not an embq output folder: {why}",

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from embq.core.errors import EmbqError, InputError, OutputError, OutsideError, TryLaterError
+from embq.core.errors import EmbqError, InputError, OutputError, OutsideError, TryLaterError, UsageError
 from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -33,6 +33,12 @@ FEW_INODES, FEW_BYTES = 16, 1 << 20
 """Left after a write failed: what it had begun is removed, and its inode is free again."""
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system that a user can resolve."""
+UNUSABLE = {
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "remove the link that leads back to itself, or choose another name",
+    errno.ENOTDIR: "check the path: a part of it is a file and no folder",
+}
+"""Errors of a path that no permission mends -> what can be done."""
 DENIED = (errno.EACCES, errno.EPERM)
 """Errors of a read that the permissions forbid: nothing is damaged."""
 
@@ -285,7 +291,8 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
         code, message = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:
         code, message = "output", f"{path}: {error.strerror or error}"
-    return OutputError(message, next_step=next_steps.get(code, ""), code=code)
+    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "")
+    return OutputError(message, next_step=next_step, code=code)
 
 
 @contextmanager
@@ -310,6 +317,16 @@ def denied(error: Exception, path: object) -> EmbqError | None:
     return OutputError(
         f"{path} cannot be read: {os.strerror(error.errno)}", next_step="give read permission", code="not_readable"
     )
+
+
+def unusable(error: Exception, path: object) -> UsageError | None:
+    """The error for a path that the file system cannot follow, see `UNUSABLE`; None for any other error."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve
+        number = errno.ELOOP
+    if number not in UNUSABLE:
+        return None
+    return UsageError(f"{path} cannot be used: {os.strerror(number)}", next_step=UNUSABLE[number])
 
 
 @contextmanager

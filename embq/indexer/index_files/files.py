@@ -178,7 +178,7 @@ class File:
         """OutputError `index_damaged` if the payload, which is at `path`, is missing or has another size."""
         with asking(path):
             if isinstance(path, Path):
-                open_regular(path).close()  # faiss and Arrow name no cause where it may not be read
+                open_regular(path).close()  # faiss and Arrow name no cause if it may not be read
             size = path.stat().st_size
         if size != self.bytes:
             raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
