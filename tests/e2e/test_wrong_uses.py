@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from embq.app.status.display import Display
+from embq.app.status.run_monitor import RunMonitor
 from tests.e2e.session import called, succeed, write_texts
+from tests.support.outputs.build import build
 
 RUN = "run texts.jsonl -o new -m stub:8"
 WRONG: dict[str, tuple[int, str]] = {
@@ -80,6 +84,35 @@ WRONG: dict[str, tuple[int, str]] = {
     "index out --max-index-memory-usage lots": (2, "'lots' is no size"),
     "search nowhere hello": (65, "does not exist"),
     "serve nowhere": (65, "does not exist"),
+    # --- folders that are no output or index, and parts of one
+    "search empty_folder hello": (65, "holds neither a run nor an index"),
+    "atlas empty_folder": (65, "holds neither a run nor an index"),
+    "serve empty_folder": (65, "holds neither a run nor an index"),
+    **{
+        f"{verb} out/{name}": (65, "belongs to the output of the run")
+        for verb in ("atlas", "serve", "index", "verify", "status", "failures")
+        for name in ("parts", "commits")
+    },
+    "search out/parts hello": (65, "belongs to the output of the run"),
+    "export out/parts new --output-format npy": (65, "belongs to the output of the run"),
+    "search out hello --vector-name image": (65, "the run has no vectors of that name"),
+    "ui nowhere --port 0": (65, "there is no folder"),
+    "index biuld out": (2, "biuld does not exist. Did you mean the verb build?"),
+    "index out other_model -o new": (65, "the one has vectors of stub:16, the other of stub:8"),
+    "pause out": (65, "is done"),
+    "cancel out": (65, "is done"),
+    "cancel stopped": (65, "is stopped"),
+    # --- paths that the file system cannot follow
+    **{
+        f"{verb} {path}": (2, "cannot be used")
+        for verb in ("run texts.jsonl -m stub:8 -q -o", "index out -o", "index", "serve", "verify", "status")
+        for path in ("x" * 300,)
+    },
+    "index out -o loop/new": (2, "cannot be used"),
+    "index out -o texts.jsonl/new": (2, "cannot be used"),
+    "serve loop/new": (2, "cannot be used"),
+    "verify loop/new": (2, "cannot be used"),
+    "run texts.jsonl -m stub:8 -o s3://b/absent": (74, "s3://b/absent/run.json may not be written"),
     "worker": (78, "no broker is configured"),
     "health --url http://127.0.0.1:1/health": (69, "no service answers at"),
     "shards count nowhere.tar": (2, "no verb 'count'"),
@@ -98,12 +131,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "taken" / "mine.txt").write_text("mine")
     (folder / "notes.docx").write_text("notes")
     (folder / "numbers.csv").write_text("a,b\n1,2\n")
+    (folder / "loop").symlink_to("loop")
     (folder / "broken.parquet").write_bytes(b"PAR1xxx")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("EMBQ_BROKER_URL", raising=False)
         patch.setenv("HF_HUB_OFFLINE", "1")
         succeed("run", "texts.jsonl", "-o", "out", "-m", "stub:8", "--quiet")
+        succeed("index", "out", "--quiet")
+        succeed("run", "texts.jsonl", "-o", "other_model", "-m", "stub:16", "--quiet")
+        build(folder / "stopped", [folder / "texts.jsonl"], only=1)
         yield folder
 
 
@@ -121,3 +158,28 @@ def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(folder: Path, com
     assert "Traceback" not in said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("option", ["--max-memory", "--current-memory-available"])
+def test_the_memory_of_a_build_has_the_name_that_was_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    words = ["index", "out", "-o", "new", option, "1kb"]
+    monkeypatch.setattr(sys, "argv", ["embq", *words])
+    _, _, said = called(*words)
+    assert f"{option} allows each" in said
+    assert f"{option} 2" in said
+
+
+def test_a_run_that_is_watched_in_a_log_is_shown_at_once(folder: Path) -> None:
+    status, _, said = called("status", "out", "--watch")
+    assert status == 0
+    assert "state=done" in said
+
+
+def test_the_first_state_of_a_run_is_logged_at_once(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    progress = RunMonitor(folder / "stopped", None).poll()
+    with Display(says_first=True) as display:
+        display.show(progress)
+        display.show(progress)
+    assert capsys.readouterr().err.count("units=1/") == 1

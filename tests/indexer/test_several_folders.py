@@ -68,7 +68,7 @@ def test_folders_that_are_not_one_collection_are_refused(tmp_path: Path) -> None
             open_collection(*(folders.get(str(name), name) for name in names))
         return caught.value.message
 
-    assert "fingerprint" in refused("run-parquet", other_model)
+    assert "vectors of stub:16, the other of stub:8" in refused("run-parquet", other_model)
     assert "only the first is one of the outputs of runs" in refused("run-parquet", "npy")
     assert "only the first is one of the folders of clip-retrieval" in refused("clip-retrieval", "npy")
     assert "2 formats" in refused("npy", "parquet")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -14,8 +17,9 @@ import numpy as np
 import pytest
 
 import embq
+from embq.app.cli import entry_point
 from embq.app.output.output import Output
-from embq.core.errors import InputError, UsageError
+from embq.core.errors import InputError, OutputError, UsageError
 from embq.core.rows.spec import RowSpec
 from embq.core.run.reader import row_tables
 from tests.support.outputs.build import build, write_jsonl
@@ -226,6 +230,74 @@ def test_results_over_images_have_thumbnails(tmp_path: Path) -> None:
     with embq.open(root).index("image") as index:
         html = index.search(embq.open(root).vectors("image")[:1], k=3)[0]._repr_html_()
     assert html.count("src='data:image/jpeg;base64,") == 3
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """A block in which the permissions of files hold for this thread, also if it is root's."""
+    header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, capabilities) == 0
+    effective = capabilities[0]
+    try:
+        capabilities[0] = effective & ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+        assert libc.capset(header, capabilities) == 0
+        yield
+    finally:
+        capabilities[0] = effective
+        assert libc.capset(header, capabilities) == 0
+
+
+@pytest.fixture(scope="module")
+def readable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a failure, and its index."""
+    root = Path(str(written(tmp_path_factory.mktemp("readable")).root))
+    assert entry_point.run(["index", str(root), "-q"]) in (0, 3)
+    return root
+
+
+READERS = {
+    "search": ("index", "index/text", "index/text/CURRENT", "index/text/v0001/version.json", "index/text/files"),
+    "verify": ("run.json", "manifest", "commits", "parts", "failures"),
+    "export": ("run.json", "manifest", "commits", "commits/00000001.json", "parts", "parts/*.parquet"),
+    "status": ("run.json", "manifest", "commits", "control.json"),
+    "failures": ("run.json", "commits", "failures", "failures/*.parquet"),
+    "index": ("run.json", "parts", "parts/*.parquet"),
+    "atlas": ("index",),
+    "serve": ("index",),
+    "python": ("run.json", "commits", "parts", "parts/*.parquet"),
+}
+"""What reads an output -> names in it that it reads."""
+
+
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, names in READERS.items() for name in names])
+def test_what_may_not_be_read_is_called_neither_damaged_nor_not_writable(
+    readable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
+) -> None:
+    path = next(readable.glob(name))
+    words = {
+        "search": ("search", readable, "text 1"),
+        "export": ("export", readable, tmp_path / "new", "--output-format", "npy"),
+        "index": ("index", readable, "-o", tmp_path / "new", "-q"),
+    }.get(verb, (verb, readable))
+    mode = path.stat().st_mode
+    path.chmod(0)
+    try:
+        with without_privileges():
+            if verb == "python":
+                with pytest.raises(OutputError) as raised:
+                    embq.open(readable).table()
+                assert (raised.value.code, raised.value.next_step) == ("not_readable", "give read permission")
+                return
+            status = entry_point.run(list(map(str, words)))
+    finally:
+        path.chmod(mode)
+    told = capsys.readouterr().err
+    assert status == 74, told
+    assert "error[not_readable]" in told
+    assert str(path) in told
+    assert "Permission denied" in told
+    assert "give read permission" in told
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:

@@ -231,9 +231,23 @@ def _environment_error(error: Exception, verb: str) -> EmbqError | None:
     if isinstance(error, OSError) and (full := _refused_output(error)) is not None:
         return full
     if isinstance(error, OSError):
-        from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
+        from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, denied, is_unreadable, output_error, unusable
+        from embq.core.storage.objects import ObjectPath
+        from embq.core.storage.paths import is_url
 
-        return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
+        name = os.fsdecode(error.filename or "a file")
+        path = ObjectPath(name) if is_url(name) else Path(name)
+        if error.filename and (unnamed := unusable(error, name)) is not None:
+            return unnamed
+        is_read = isinstance(path, Path) and bool(error.filename) and is_unreadable(path)
+        if is_read and (refused := denied(error, path)) is not None:
+            return refused
+        return output_error(error, path) if error.errno in NO_SPACE + NOT_WRITABLE else None
+    if isinstance(error, RuntimeError):
+        from embq.core.storage.durable import unusable
+
+        if (unnamed := unusable(error, str(error).partition(" from ")[2].strip("'"))) is not None:
+            return unnamed
     if any(base.__module__.startswith("redis.") for base in type(error).__mro__):
         from redis.exceptions import RedisError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,9 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments as click does, with the default command before those that begin with no name of one."""
         if self.default and args and args[0] not in (*self.list_commands(ctx), *ctx.help_option_names):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near and "://" not in args[0] and not os.path.lexists(args[0]):
+                raise click.UsageError(f"{args[0]} does not exist. Did you mean the verb {near[0]}?", ctx)
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

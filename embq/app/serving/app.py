@@ -198,7 +198,9 @@ def _existing(given: str) -> Path:
     folder = Path(given).resolve()
     if not folder.is_dir():
         raise InputError(
-            f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
+            f"there is no folder {folder} to follow",
+            next_step="check the name, or make it; it may be empty",
+            code="no_index",
         )
     return folder
 

@@ -18,7 +18,7 @@ from embq.app.serving.indices import Indices
 from embq.app.serving.metrics import Metrics
 from embq.app.serving.query_models import QueryModels
 from embq.app.serving.served_index import ServedIndex, modality_of
-from embq.core.errors import EmbqError, InputError, TryLaterError, UsageError, command_line
+from embq.core.errors import EmbqError, TryLaterError, UsageError
 from embq.core.service.log import Events
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, place, refuse_missing, refuse_unnameable
@@ -102,7 +102,7 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
 def _index_folders(folder: Place) -> Sequence[Place]:
     """The folder itself if it is an index, else the indexes of the run in it."""
     from embq.indexer.index_files.files import asking
-    from embq.indexer.index_files.version import indexes_below
+    from embq.indexer.index_files.version import indexes_below, no_index
 
     refuse_unnameable(str(folder))
     if isinstance(folder, Path):
@@ -112,11 +112,7 @@ def _index_folders(folder: Place) -> Sequence[Place]:
             return [folder]
         below = list(indexes_below(folder).values())
     if not below:
-        raise InputError(
-            f"there is no index in {folder}",
-            next_step=f"{command_line('index', folder)}, for the output of a run",
-            code="no_index",
-        )
+        raise no_index(folder)
     return below
 
 

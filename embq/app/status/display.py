@@ -271,11 +271,13 @@ class Display:
     Args:
         quiet: show nothing.
         verbose: see `panel`.
+        says_first: print the first progress in a log at once, and not only after the time between two lines.
     """
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, says_first: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.quiet = quiet
+        self._says_first = says_first
         self._verbose = verbose
         self._live: Live | None = None
         self._line = ProgressLine(quiet=quiet)
@@ -297,7 +299,12 @@ class Display:
         if self._live is not None:
             self._live.update(panel(progress, verbose=self._verbose, since_s=now - self._since))
         else:
-            self._line.show(plain_line(progress))
+            line = plain_line(progress)
+            if self._says_first or progress.state.ended:
+                self._says_first = False
+                self._line.say(line)
+            else:
+                self._line.show(line)
 
     def say(self, message: str) -> None:
         """Print a line above the live panel."""

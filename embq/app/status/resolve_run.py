@@ -12,11 +12,12 @@ from embq.app.cli.shared_options import settings_with
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.core.broker.client import connect, reach
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import ConfigError, InputError
+from embq.core.errors import ConfigError, InputError, command_line
 from embq.core.queue.reporting import FOREIGN_NEXT
 from embq.core.queue.runs import RunRecord, foreign_runs, registered
 from embq.core.queue.uploads import UploadProgress, in_progress, outcome_of
 from embq.core.run.layout import Layout
+from embq.core.run.reader import committed
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import Place, is_folder, place, refuse_missing
 
@@ -55,6 +56,7 @@ class ResolvedRun:
         if self.client is None:
             if self.root is None and not re.fullmatch(r"[0-9a-f]{16}", self.run):
                 refuse_missing(Path(self.run))
+            self._refuse_idle()
             raise ConfigError(
                 f"no `embq run` is at work on {self.root or self.run} on this machine, and no broker is configured",
                 next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL",
@@ -66,6 +68,21 @@ class ResolvedRun:
                 next_step="`embq status` lists the runs that it knows; `embq resume OUT` hands one to it again",
             )
         return record, self.client
+
+    def _refuse_idle(self) -> None:
+        """Raise InputError `not_running` for a run of this machine on which nothing is at work."""
+        if self.root is None:
+            return
+        info, state = committed(self.root)
+        done = f"{state.count:,} of {info.units:,} units are done"
+        raise InputError(
+            f"the run in {self.root} is {'done' if state.closed else 'stopped'}: {done}, "
+            "and no process of this machine is at work on it",
+            next_step="there is nothing to stop"
+            if state.closed
+            else f"there is nothing to stop; {command_line('resume', self.root)} goes on, and --broker names a broker",
+            code="not_running",
+        )
 
 
 def resolve_run(named: str, broker: str) -> ResolvedRun:

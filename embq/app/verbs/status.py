@@ -13,7 +13,7 @@ from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
 from embq.app.status.service_logs import SERVICES, ServiceLog, logs_of
 from embq.core.errors import UsageError
-from embq.core.run.layout import Layout
+from embq.core.run.layout import Layout, part_of_run, run_above
 from embq.core.storage.paths import is_folder, place
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     output = place(progress.output) if targets else Path()  # what a broker says names a place for these only
     with (
         RunLog(targets, output, run=progress.run, facts=facts, quiet=as_json) as log,
-        Display(quiet=as_json, verbose=verbose) as display,
+        Display(quiet=as_json, verbose=verbose, says_first=True) as display,
     ):
         while True:
             progress = monitor.poll()
@@ -148,6 +148,8 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
         return Overview(runs=runs, of_broker=False, unreadable=[*source.unreadable.values()])
 
     overview = poll()
+    if not overview.runs and (above := run_above(folder)) is not None:
+        raise part_of_run(folder, above)
     if not (overview.runs or overview.unreadable):
         raise InputError(
             f"there is no run in or below {folder.resolve()}" + ("" if run else ", and no broker is configured"),

@@ -12,6 +12,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import RunInfo
 from embq.core.storage.beneath import read_bytes
+from embq.core.storage.durable import denied, names_in
 
 
 class Records:
@@ -62,7 +63,9 @@ class Records:
                 self._previous = self._baseline = None
                 continue
             except OSError as error:
-                raise OutputError(f"commit record {name} cannot be read: {error.strerror}") from error
+                raise denied(error, self.layout.commits / name) or OutputError(
+                    f"commit record {name} cannot be read: {error.strerror}"
+                ) from error
             commit = Commit.parse(data, name)
             if commit.n != number:
                 raise damaged(name, f"it says that it is record {commit.n}")
@@ -77,7 +80,7 @@ class Records:
         return manifest is not None and 0 <= u < len(manifest) and manifest.unit_id(u) == unit_id
 
     def _last_number(self) -> int:
-        return max((wire.decimal(path.stem) or 0 for path in self.layout.commits.glob("*.json")), default=0)
+        return max((wire.decimal(name.removesuffix(".json")) or 0 for name in names_in(self.layout.commits)), default=0)
 
     def _check(self, commit: Commit, name: str) -> None:
         add, previous = self._findings.add, self._previous

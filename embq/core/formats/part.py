@@ -26,6 +26,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
 from embq.core.settings import spool_folder
 from embq.core.storage.beneath import require_regular
+from embq.core.storage.durable import denied
 from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -152,6 +153,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
     copies = ExitStack()
     try:
         for file in files:
+            path = root / file.path
             path = file.place(root)
             if isinstance(path, Path):
                 require_regular(path)
@@ -166,7 +168,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
             code="part_missing",
         ) from error
     except FORMAT_ERRORS as error:
-        raise OutputError(
+        raise denied(error, path) or OutputError(
             f"{path} cannot be read: {error}", next_step="restore it from a backup", code="part_damaged"
         ) from error
     finally:

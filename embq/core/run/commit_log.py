@@ -18,7 +18,7 @@ from embq.core.run.commits import MOST_BYTES, Commit, CommittedFile, CommittedUn
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.beneath import read_bytes
-from embq.core.storage.durable import names_in, output_error, write_new
+from embq.core.storage.durable import denied, names_in, output_error, write_new
 from embq.core.storage.paths import Place
 from embq.core.wire import Count, ShortText, UnitCount, Word
 
@@ -132,7 +132,8 @@ class CommitLog:
                     raise damaged(name, f"it says that it is record {commit.n}")
                 yield commit
         except OSError as error:
-            raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
+            where = error.filename or self.layout.commits
+            raise denied(error, where) or OutputError(f"{where} cannot be read: {error.strerror}") from error
 
     def replay(self, units: int, *, start: LogState | None = None) -> LogState:
         """The state after the last record; OutputError if a record is missing before one that is there.

@@ -18,7 +18,7 @@ from embq.core import wire
 from embq.core.errors import MalformedError, OutputError
 from embq.core.run.layout import Layout
 from embq.core.storage.beneath import read_bytes
-from embq.core.storage.durable import overwrite, writing
+from embq.core.storage.durable import denied, overwrite, writing
 
 SCHEMA = 1
 MOST_BYTES = 4_096
@@ -114,7 +114,7 @@ def load_control(layout: Layout) -> Control:
     except FileNotFoundError:
         return Control()
     except (OSError, MalformedError, KeyError) as error:
-        raise OutputError(
+        raise denied(error, layout.control) or OutputError(
             f"{layout.control} cannot be read: {error}",
             next_step="remove it; the run then goes on with the default priority",
         ) from error

@@ -19,7 +19,7 @@ from msgspec import Meta
 from embq.core import wire
 from embq.core.errors import MalformedError, OutputError
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, write_first
+from embq.core.storage.durable import denied, names_in, write_first
 from embq.core.storage.paths import Place
 from embq.core.units import sealed
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
@@ -86,7 +86,7 @@ def read_generations(folder: Place) -> Iterator[Generation]:
         except FileNotFoundError:
             break
         except OSError as error:
-            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+            raise denied(error, path) or OutputError(f"{path} cannot be read: {error.strerror}") from error
         generation = _parse(data, path)
         if generation.number != number or (first >= 0 and generation.first != first):
             raise _damaged(path, f"it does not follow generation {number - 1}")

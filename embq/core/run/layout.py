@@ -203,6 +203,24 @@ def _hashed(root: Place) -> str:
     return content_hash([str(root)])[:16]
 
 
+def run_above(folder: Place) -> Path | None:
+    """The output folder that a folder of this machine is a part of, such as its `parts` or `index`; None for others."""
+    if isinstance(folder, Path):
+        inner = Path(os.path.abspath(folder))
+        for above in inner.parents:
+            with suppress(OSError):
+                if inner.relative_to(above).parts[0] in ENTRIES and (above / "run.json").is_file():
+                    return above
+    return None
+
+
+def part_of_run(folder: Place, run: Path) -> InputError:
+    """The error for a folder that was given in place of the output folder `run` that it is a part of."""
+    return InputError(
+        f"{folder} belongs to the output of the run {run}", next_step=f"give {run} instead", code="part_of_run"
+    )
+
+
 def record_number(name: str) -> int:
     """The number of the commit record that a file was written for, by its name; 0 for files of no record."""
     match = _NUMBERED.match(name)

@@ -15,9 +15,9 @@ from embq.core.errors import InputError, MalformedError, OutputError
 from embq.core.models import REFERENCE, ModelConfig
 from embq.core.rows.spec import FORMATS, RowSpec
 from embq.core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
-from embq.core.run.layout import Layout
+from embq.core.run.layout import Layout, part_of_run, run_above
 from embq.core.storage import beneath
-from embq.core.storage.durable import names_in, write_first
+from embq.core.storage.durable import denied, names_in, write_first
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
@@ -158,13 +158,15 @@ def load_run(root: Place) -> RunInfo:
     try:
         planned = _read(layout)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (above := run_above(root)) is not None:
+            raise part_of_run(root, above) from error
         why = "it does not exist" if isinstance(root, Path) and not root.exists() else "it has no run.json"
         raise InputError(
             f"{root} is not an embq output folder: {why}",
             next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
         ) from error
     except OSError as error:
-        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+        raise denied(error, layout.run_json) or OutputError(f"{layout.run_json} cannot be read: {error}") from error
     added = tuple(read_generations(layout.manifest))
     if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
         raise OutputError(
@@ -188,7 +190,7 @@ def first_segments(layout: Layout) -> list[str]:
     except FileNotFoundError:
         named = ()
     except OSError as error:
-        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+        raise denied(error, layout.run_json) or OutputError(f"{layout.run_json} cannot be read: {error}") from error
     numbered = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
     return list(named) or sorted(numbered)
 

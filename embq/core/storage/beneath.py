@@ -231,8 +231,9 @@ def _opened(root: Path, name: str | PurePath, part: str, flags: int, mode: int, 
         return os.open(part, flags | os.O_NOFOLLOW, mode, dir_fd=above)
     except FileNotFoundError:
         raise
-    except OSError:
+    except OSError as error:
         _refuse_link(root, name, part, above)
+        error.filename = str(root / name)  # not only `part`, which is relative to `above`
         raise
 
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from embq.core.errors import OutputError, OutsideError, TryLaterError
+from embq.core.errors import EmbqError, InputError, OutputError, OutsideError, TryLaterError, UsageError
 from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -33,6 +33,14 @@ FEW_INODES, FEW_BYTES = 16, 1 << 20
 """Left after a write failed: what it had begun is removed, and its inode is free again."""
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system that a user can resolve."""
+UNUSABLE = {
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "remove the link that leads back to itself, or choose another name",
+    errno.ENOTDIR: "check the path: a part of it is a file and no folder",
+}
+"""Errors of a path that no permission mends -> what can be done."""
+DENIED = (errno.EACCES, errno.EPERM)
+"""Errors of a read that the permissions forbid: nothing is damaged."""
 
 
 def fsync_folder(folder: Place) -> None:
@@ -142,11 +150,15 @@ def drop(path: Place) -> None:
 
 
 def names_in(folder: Place) -> list[str]:
-    """The names of the entries of an output's folder, none if it is missing; OutsideError if it is a link."""
+    """The names of the entries of an output's folder, none if it is missing.
+
+    OutsideError if it is a link, OutputError `not_readable` if it may not be read.
+    """
     try:
-        if isinstance(folder, ObjectPath):
-            return [path.name for path in folder.iterdir()]
-        return [name for name, _ in beneath.listing(folder.parent, folder.name)]
+        with reading(folder):
+            if isinstance(folder, ObjectPath):
+                return [path.name for path in folder.iterdir()]
+            return [name for name, _ in beneath.listing(folder.parent, folder.name)]
     except FileNotFoundError:
         return []
 
@@ -267,13 +279,20 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
             next_step="make room, or set EMBQ_SPOOL to a folder on a larger disk; then run `embq resume` on the output",
             code="no_space",
         )
+    if error.errno in DENIED and isinstance(path, ObjectPath):
+        return OutputError(
+            f"{path} may not be written: {error.strerror}",
+            next_step="give this machine credentials for reading and writing there, as for the store's own tools",
+            code="not_writable",
+        )
     if error.errno in NO_SPACE:
         code, message = "no_space", f"no {_used_up(path)} left for {path}"
     elif error.errno in NOT_WRITABLE:
         code, message = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:
         code, message = "output", f"{path}: {error.strerror or error}"
-    return OutputError(message, next_step=next_steps.get(code, ""), code=code)
+    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "")
+    return OutputError(message, next_step=next_step, code=code)
 
 
 @contextmanager
@@ -283,6 +302,51 @@ def writing(path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> Iter
         yield
     except OSError as error:
         raise output_error(error, path, next_steps=next_steps) from error
+
+
+def denied(error: Exception, path: object) -> EmbqError | None:
+    """The error of a read that the permissions forbid: `not_readable`, of a store `source_denied`; None for others."""
+    if not isinstance(error, OSError) or error.errno not in DENIED:
+        return None
+    if "://" in str(path):
+        return InputError(
+            f"{path} may not be read: {error.strerror}",
+            next_step="give this machine credentials for reading and listing there, as for the store's own tools",
+            code="source_denied",
+        )
+    return OutputError(
+        f"{path} cannot be read: {os.strerror(error.errno)}", next_step="give read permission", code="not_readable"
+    )
+
+
+def unusable(error: Exception, path: object) -> UsageError | None:
+    """The error for a path that the file system cannot follow, see `UNUSABLE`; None for any other error."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of Path.resolve
+        number = errno.ELOOP
+    if number not in UNUSABLE:
+        return None
+    return UsageError(f"{path} cannot be used: {os.strerror(number)}", next_step=UNUSABLE[number])
+
+
+@contextmanager
+def reading(path: Place) -> Iterator[None]:
+    """A block that reads at or below `path`: an OSError because of permissions is raised as `denied` tells it."""
+    try:
+        yield
+    except OSError as error:
+        below = str(error.filename or "").startswith(str(path))
+        if (refused := denied(error, error.filename if below else path)) is not None:
+            raise refused from error
+        raise
+
+
+def is_unreadable(path: Path) -> bool:
+    """True if this process may not read the file or folder `path`, or one of the folders above it."""
+    for above in reversed(path.absolute().parents):
+        if not os.access(above, os.X_OK, effective_ids=True):
+            return True
+    return os.path.lexists(path) and not os.access(path, os.R_OK, effective_ids=True)
 
 
 def write_first(path: Place, data: bytes, *, temporary: Path) -> None:

@@ -28,7 +28,7 @@ from embq.core import wire
 from embq.core.errors import InputError, MalformedError, command_line
 from embq.core.formats.part import is_plain
 from embq.core.storage.beneath import require_regular
-from embq.core.storage.durable import drop, publish
+from embq.core.storage.durable import denied, drop, publish
 from embq.indexer.atlas.labels import CAPTIONS, labels
 from embq.indexer.atlas.projection import clusters, plane, reduce
 from embq.indexer.change.deletes import deleted_bits
@@ -144,7 +144,7 @@ def read_info(path: Path) -> MapInfo:
             f"there is no map {path}", next_step=command_line("atlas", path.parent), code="no_map"
         ) from error
     except (OSError, ValueError, pa.ArrowException, MalformedError) as error:
-        raise _damaged(path, error) from error
+        raise denied(error, path) or _damaged(path, error) from error
     return info
 
 
@@ -179,7 +179,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
                 raise ValueError(f"it has texts of more than {MOST_TEXT} characters")
         return table
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise _damaged(path, error) from error
+        raise denied(error, path) or _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> InputError:

@@ -13,6 +13,8 @@ import numpy as np
 from embq.core import wire
 from embq.core.errors import EmbqError, InputError, MalformedError, SourceError, UsageError
 from embq.core.rows.metadata import column_in_file
+from embq.core.run.layout import part_of_run, run_above
+from embq.core.storage.durable import unusable
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url
 from embq.core.wire import FileName
@@ -66,6 +68,9 @@ def open_collection(
             else describe_runs({name_below(shared, run): run for run in runs}, output=output, column=column)
         )
     else:
+        for where in places:
+            if isinstance(where, Path) and where.is_dir() and (run := run_above(where)) is not None:
+                raise part_of_run(where, run)
         paths = [_plain(where) for where in places]
         base = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
         folder = base if shared is None else _plain(shared)
@@ -179,7 +184,7 @@ def _is_run(where: Place) -> bool:
     try:
         return (where / "run.json").exists()
     except OSError as error:
-        raise InputError(
+        raise unusable(error, where) or InputError(
             f"{where} cannot be read: {error.strerror or error}",
             next_step="give read permission, or the credentials of the store",
         ) from error

@@ -11,8 +11,9 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from embq.core.errors import InputError
+from embq.core.errors import EmbqError, InputError
 from embq.core.storage.beneath import parts_of
+from embq.core.storage.durable import denied
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, place
 from embq.indexer.collection.remote import FilePath, RemotePath, RemoteStatus, each
@@ -155,7 +156,7 @@ def check_unchanged(root: str, part: PartRef) -> None:
                 code="part_missing",
             ) from error
         except OSError as error:
-            raise damaged(path, error.strerror or error) from error
+            raise damaged(path, error) from error
         changed = ""
         if status.st_size != file.bytes:
             changed = f"it has {status.st_size:,} bytes now and had {file.bytes:,}"
@@ -185,8 +186,10 @@ def path_of(root: str, file: FileRef) -> FilePath:
     return path
 
 
-def damaged(path: object, why: object) -> InputError:
-    """The error for a file that cannot be read."""
+def damaged(path: object, why: object) -> EmbqError:
+    """The error for a file that cannot be read; `not_readable` if `why` is that its permissions forbid it."""
+    if isinstance(why, Exception) and (refused := denied(why, path)) is not None:
+        return refused
     return InputError(
         f"{path} cannot be read: {why}",
         next_step="restore it from a backup, or take it away and build the index without it",

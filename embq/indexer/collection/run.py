@@ -91,6 +91,15 @@ def describe_runs(folders: Mapping[str, Place], *, output: str | None, column: s
     for folder, other in rest:
         for name in ("fingerprint", "column", "dim", "rows_spec", "id_columns"):
             if other[name] != expected[name]:
+                if name == "fingerprint":
+                    specs = [run["model"]["output"]["spec"] or run["model"]["spec"] for run in (expected, other)]
+                    if specs[0] != specs[1]:
+                        raise InputError(
+                            f"{folders[first]} and {folders[folder]} cannot be one index: the one has vectors of "
+                            f"{specs[0]}, the other of {specs[1]}",
+                            next_step="index them apart; `embq serve` answers from several indexes",
+                            code="mixed_embeddings",
+                        )
                 raise InputError(
                     f"{folders[first]} and {folders[folder]} cannot be one index: {name} is {expected[name]!r} in the "
                     f"one and {other[name]!r} in the other",

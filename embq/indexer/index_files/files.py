@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from embq.core import wire
-from embq.core.errors import AwayError, EmbqError, InputError, MalformedError, OutputError, TryLaterError, command_line
+from embq.core.errors import AwayError, EmbqError, MalformedError, OutputError, TryLaterError, command_line
 from embq.core.formats.npy import read_header
 from embq.core.redaction import masked
-from embq.core.storage.beneath import below, open_file, open_regular, reader, require_regular
-from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
+from embq.core.storage.beneath import below, open_file, open_regular, reader
+from embq.core.storage.durable import NO_SPACE, denied, output_error, overwrite, try_lock
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
 from embq.core.wire import Count, LongText, RelativePath, Sha256, Word
@@ -177,7 +177,9 @@ class File:
     def check_size(self, path: Place) -> None:
         """OutputError `index_damaged` if the payload, which is at `path`, is missing or has another size."""
         with asking(path):
-            size = (require_regular(path) if isinstance(path, Path) else path).stat().st_size
+            if isinstance(path, Path):
+                open_regular(path).close()  # faiss and Arrow name no cause if it may not be read
+            size = path.stat().st_size
         if size != self.bytes:
             raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
 
@@ -199,14 +201,10 @@ def asking(path: Place) -> Iterator[None]:
     except FileNotFoundError as error:
         raise damaged(f"{path} belongs to the index and is not there") from error
     except OSError as error:
+        if (refused := denied(error, path)) is not None:
+            raise refused from error
         if not isinstance(path, ObjectPath):
             raise damaged(f"{path} cannot be read: {error.strerror or error}") from error
-        if isinstance(error, PermissionError):
-            raise InputError(
-                f"{path} may not be read: {error.strerror}",
-                next_step="give this machine credentials for reading and listing there, as for the store's own tools",
-                code="source_denied",
-            ) from error
         raise AwayError(f"{path}: the store does not answer: {error}", next_step="check the network") from error
 
 

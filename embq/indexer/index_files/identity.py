@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from embq.core.errors import InputError
 from embq.core.formats.part import Cursor, is_plain
 from embq.core.rows.arrow_messages import listed_blocks, refuse_compressed
+from embq.core.storage.durable import denied
 from embq.indexer.collection.parts import IDENTITY, NAMES
 from embq.indexer.index_files.files import disk_error
 
@@ -103,7 +104,7 @@ class _File:
             if len(set(self.schema.names)) < len(self.schema):
                 raise ValueError("two columns have one name")
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise _damaged(path, error) from error
+            raise denied(error, path) or _damaged(path, error) from error
         if self.batches != -(-rows // BATCH_ROWS):
             raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
         if 8 * rows > self._file.size():  # without their ids; batches that share their bytes would be of any number
@@ -123,7 +124,7 @@ class _File:
                     if field.type == NAMES and self._names.get(field.name) != len(column.dictionary):
                         self._names[field.name] = _checked_names(column.dictionary)
             except (OSError, ValueError, pa.ArrowException) as error:
-                raise _damaged(self.path, error) from error
+                raise denied(error, self.path) or _damaged(self.path, error) from error
             if batch.num_rows != min(BATCH_ROWS, self.rows - number * BATCH_ROWS):
                 raise _damaged(self.path, f"batch {number} has {batch.num_rows} rows")
             self._open[number] = batch
@@ -136,7 +137,7 @@ class _File:
             try:
                 column.validate(full=True)
             except pa.ArrowException as error:
-                raise _damaged(self.path, error) from error
+                raise denied(error, self.path) or _damaged(self.path, error) from error
             self._validated.add((number, name))
         return column
 

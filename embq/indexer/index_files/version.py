@@ -21,7 +21,10 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from embq.core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
+from embq.core.run.layout import part_of_run, run_above
+from embq.core.run.run_info import load_run
 from embq.core.storage import beneath
+from embq.core.storage.durable import denied, reading, unusable
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url, refuse_missing, refuse_unnameable
 from embq.indexer.collection.opening import Collection
@@ -148,7 +151,11 @@ def current_name(index: Place) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, MalformedError) as error:
-        raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
+        raise (
+            denied(error, index / CURRENT)
+            or unusable(error, index)
+            or OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged")
+        ) from error
 
 
 def parsed_name(data: bytes, where: Place) -> str:
@@ -232,8 +239,39 @@ def index_path(text: str) -> Path:
 def indexes_below(run: Run) -> dict[str, Run]:
     """Name -> place of each finished index of a run, by name; OutsideError if one is behind a link."""
     folder = run / "index"
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    return {name: beneath.below(run, f"index/{name}") for name in names if (folder / name / CURRENT).exists()}
+    with reading(folder):
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        return {name: beneath.below(run, f"index/{name}") for name in names if (folder / name / CURRENT).exists()}
+
+
+def no_index(path: Place, indexes: Iterable[str] = (), output: str | None = None) -> InputError:
+    """The error for a folder without an index, or without one of the vectors `output`, with what can be done there.
+
+    Args:
+        indexes: names of the vectors that it has an index of.
+    """
+    if (run := run_above(path)) is not None:
+        return part_of_run(path, run)
+    if not isinstance(path, Path):
+        return InputError(f"{path} holds no finished index", next_step="upload a finished index to it", code="no_index")
+    if not any(path.iterdir()):
+        return InputError(
+            f"{path} holds neither a run nor an index",
+            next_step=f"check the name; {command_line('run', 'INPUT', '-o', path)} makes a run there",
+            code="no_index",
+        )
+    names, option = ", ".join(indexes), []
+    what = f"{path} holds no finished index" + (f" of {output!r}; there is one of {names}" if names else "")
+    if output is not None and (path / "run.json").exists():
+        outputs = [spec.name for spec in load_run(path).model.outputs]
+        if output not in outputs:
+            return InputError(
+                f"{what}, and the run has no vectors of that name",
+                next_step=f"leave --vector-name out, or give one of: {', '.join(outputs)}",
+                code="no_index",
+            )
+        option = ["--vector-name", output] if len(outputs) > 1 else []
+    return InputError(what, next_step=f"build one with: {command_line('index', path, *option)}", code="no_index")
 
 
 def resolve_index(path: Where, output: str | None = None) -> Where:
@@ -247,21 +285,16 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     if isinstance(path, Path):
         refuse_unnameable(os.path.abspath(path))
         refuse_missing(path)
-    if (path / CURRENT).exists():
-        return path
-    if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
-        return path.parent
+    with reading(path):
+        if (path / CURRENT).exists():
+            return path
+        if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
+            return path.parent
     indexes = indexes_below(path)
     if output is not None and output in indexes:
         return indexes[output]
     if not indexes or output is not None:
-        available = f" of {output!r}; there is one of {', '.join(indexes)}" if indexes else ""
-        build = (
-            f"build one with: {command_line('index', path)}"
-            if isinstance(path, Path)
-            else "upload a finished index to it"
-        )
-        raise InputError(f"{path} holds no finished index{available}", next_step=build, code="no_index")
+        raise no_index(path, indexes, output)
     if len(indexes) > 1:
         raise InputError(
             f"{path} has an index of {' and of '.join(indexes)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,12 @@ class BuildOptions:
             raise UsageError(
                 f"--max-index-query-time-ms is {self.max_index_query_time_ms:g}", next_step="Give more than 0."
             )
+
+
+def memory_option() -> str:
+    """The name of the option of the building memory as this command was given it, else its canonical name."""
+    is_short = any(word.replace("_", "-").startswith("--max-memory") for word in sys.argv)
+    return "--max-memory" if is_short else "--current-memory-available"
 
 
 def parse_bytes(text: str) -> int:

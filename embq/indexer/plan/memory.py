@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from embq.core.errors import InputError
-from embq.indexer.plan.build_options import BuildOptions, bytes_text
+from embq.indexer.plan.build_options import BuildOptions, bytes_text, memory_option
 from embq.indexer.plan.codec_choices import POINTS_PER_CENTROID, SMALL_ROWS, lists_for, most_lists
 from embq.indexer.plan.codecs import Codec, codec
 from embq.indexer.plan.costs import add_bytes, train_bytes
@@ -100,7 +100,7 @@ def trainable(n: int, dim: int, codec: Codec, nlist: int, options: BuildOptions,
         else:
             raise _untrainable(min(rows, n), n, dim, codec, nlist, options)
     if nlist < planned:
-        notes.append(f"{nlist} lists instead of {planned}, whose training does not fit --current-memory-available")
+        notes.append(f"{nlist} lists instead of {planned}, whose training does not fit {memory_option()}")
     return nlist, rows
 
 
@@ -119,9 +119,9 @@ def _untrainable(rows: int, n: int, dim: int, codec: Codec, nlist: int, options:
     memory, needed = options.current_memory_available, train_bytes(rows, codec, nlist, dim)
     return InputError(
         f"training {codec.factory(nlist)} on {rows:,} of {n:,} vectors of {dim} dimensions takes "
-        f"{bytes_text(needed)} ({needed:,} bytes) of memory; --current-memory-available allows "
+        f"{bytes_text(needed)} ({needed:,} bytes) of memory; {memory_option()} allows "
         f"{bytes_text(memory)} ({memory:,} bytes)",
-        next_step=f"Give --current-memory-available {bytes_text(needed)}"
+        next_step=f"Give {memory_option()} {bytes_text(needed)}"
         + ("." if options.index_key is None else ", or a key with fewer lists."),
         code="build_memory",
     )
@@ -129,13 +129,13 @@ def _untrainable(rows: int, n: int, dim: int, codec: Codec, nlist: int, options:
 
 def _block_too_large(rows: int, n: int, dim: int, codec: Codec, nlist: int, options: BuildOptions) -> InputError:
     memory, needed = options.current_memory_available // options.workers, add_bytes(rows, codec, nlist, dim)
-    ways = [f"--current-memory-available {bytes_text(needed * options.workers)}"]
+    ways = [f"{memory_option()} {bytes_text(needed * options.workers)}"]
     if fewer := options.current_memory_available // needed:
         ways.append(f"{fewer} worker{'s' if fewer > 1 else ''} on this machine")
     return InputError(
         f"adding {rows:,} of {n:,} vectors of {dim} dimensions to {codec.factory(nlist)} takes "
         f"{bytes_text(needed)} ({needed:,} bytes) of memory in each of {options.workers} processes; "
-        f"--current-memory-available allows each {bytes_text(memory)} ({memory:,} bytes)",
+        f"{memory_option()} allows each {bytes_text(memory)} ({memory:,} bytes)",
         next_step="One of these works: " + "; ".join(ways) + ".",
         code="build_memory",
     )

@@ -24,6 +24,7 @@ from embq.core.errors import ConfigError, EmbqError, error_fields
 from embq.core.process.children import die_with_parent
 from embq.core.process.libraries import leave_out_pandas
 from embq.core.service.log import configure
+from embq.indexer.plan.build_options import memory_option
 from embq.indexer.stages.task import StageFunction, perform
 from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
 
@@ -43,7 +44,7 @@ def answer(line: str, do_unit: Callable[[IndexUnit], Sidecar]) -> dict[str, Any]
     except MemoryError:
         full = ConfigError(
             "the machine has no memory left for this step of the index",
-            next_step="give a smaller --current-memory-available or fewer --workers",
+            next_step=f"give a smaller {memory_option()} or fewer --workers",
             code="out_of_memory",
         )
         return {"error": error_fields(full)}

@@ -11,6 +11,7 @@ from typing import Protocol
 from embq.core.errors import OutputError, error_of
 from embq.core.process.children import ChildEndedError, JsonChild
 from embq.indexer.index_files.files import to_json
+from embq.indexer.plan.build_options import memory_option
 from embq.indexer.stages.process import do
 from embq.indexer.stages.units import IndexUnit, Sidecar, find
 
@@ -117,7 +118,7 @@ def _attempt(child: JsonChild, unit: IndexUnit, halt: threading.Event) -> None:
     raise OutputError(
         f"the process that did the unit {unit.number} of the stage {unit.stage} died {ATTEMPTS} times, "
         f"at last it {why}",
-        next_step="where memory ran out, give a smaller --current-memory-available or fewer --workers",
+        next_step=f"where memory ran out, give a smaller {memory_option()} or fewer --workers",
         code="index_process",
     )
 
