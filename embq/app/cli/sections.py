@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from embq.core.settings import change_environment
+from embq.core.settings import change_environment, check_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,6 +113,11 @@ class SectionedCommand(click.Command):
                 why = f"No such option {error.option_name!r}. Did you mean {ours!r}?"
                 raise click.NoSuchOption(error.option_name, why, ctx=error.ctx) from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb, if every setting of the environment has a value that can be used."""
+        check_settings()
+        return super().invoke(ctx)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters of the verb, --no-color, --help and --help-all."""
