@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import embq
-from embq.app.cli.entry_point import VERBS, run
+from embq.app.cli.entry_point import VERBS, cli, run
 from embq.app.cli.sections import FOREIGN_OPTIONS
 from embq.app.searching.query import Answer, Query
 from embq.core.errors import Exit, ModelError
@@ -111,8 +111,47 @@ def test_a_folder_that_is_not_there_is_told_as_such(
 
 @pytest.mark.parametrize("option", FOREIGN_OPTIONS)
 def test_an_option_of_another_tool_is_answered_with_ours(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", "x.jsonl", option, "1"]) == Exit.USAGE
-    assert f"Did you mean '{FOREIGN_OPTIONS[option]}'?" in capsys.readouterr().err
+    ours = FOREIGN_OPTIONS[option].split("|")
+    of_verb = {"run": ["x.jsonl"], "search": ["out", "words"], "export": ["out", "to"]}
+    names = {verb: {name for param in cli.get_command(None, verb).params for name in param.opts} for verb in of_verb}
+    fitting = {verb: [name for name in ours if name in names[verb]] for verb in of_verb if option not in names[verb]}
+    assert any(fitting.values())
+    for verb in (verb for verb in fitting if fitting[verb]):
+        assert run([verb, *of_verb[verb], option, "1"]) == Exit.USAGE
+        assert f"Did you mean '{fitting[verb][0]}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--json status good", "put --json behind the verb: embq status … --json"),
+        ("-q run x", "put -q behind the verb: embq run … -q"),
+        ("--json nothing", "No such option '--json'."),
+        ("--verison", "Did you mean '--version'?"),
+        ("export good to --where x", "No such option '--where'."),
+        ("index delete good --where x", "No such option '--where'."),
+        ("run x --modle y", "Did you mean '--model'?"),
+        ("search good x --limit 3", "Did you mean '-k'?"),
+        ("search good x --format json", "Did you mean '--json'?"),
+        ("clip-retrieval inference --clip_mdel x", "Did you mean '--clip_model'?"),
+        ("clip-retrieval inference --input_dataste x", "Did you mean '--input_dataset'?"),
+    ],
+)
+def test_an_unknown_option_gets_a_near_name_or_none(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments.split()) == Exit.USAGE
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_option_before_its_verb_is_sent_behind_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = {"--help", "-h", "--version", "-V", "--no-color", "--help-all"}
+    command = cli.get_command(None, verb)
+    options = [name for param in command.params for name in param.opts if name.startswith("--") and name not in root]
+    for option in options[:3]:
+        assert run([option, verb]) == Exit.USAGE
+        assert f"put {option} behind the verb: embq {verb} … {option}" in capsys.readouterr().err
 
 
 def test_words_of_a_search_are_one_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

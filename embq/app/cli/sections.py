@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -63,8 +64,21 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--num-threads", "--prepare-threads", "--decode-threads", "--nb-cores"), "--threads"),
     **dict.fromkeys(("--num-workers", "--num-proc", "--processes"), "--workers"),
     **dict.fromkeys(("--model-name", "--model_name", "--model-id", "--clip-model", "--clip_model"), "--model"),
+    **dict.fromkeys(("--limit", "--top-k", "--top_k", "--topk", "--num-results", "--num_results", "-n"), "-k|--limit"),
+    "--format": "--output-format|--to|--json",
 }
-"""Option of another tool -> ours, which is suggested by the verbs that have it."""
+"""Option of another tool -> ours, separated by "|", of which the first is suggested that a verb has."""
+
+
+def no_such_option(error: click.NoSuchOption, names: Sequence[str]) -> click.NoSuchOption:
+    """The error for an option that a verb does not have, with that of its `names` that was meant, if one is near."""
+    unknown = error.option_name
+    ours = [one for one in FOREIGN_OPTIONS.get(unknown, "").split("|") if one in names]
+    spelt = {name.lstrip("-").replace("_", "-"): name for name in names}  # hyphens at the start make all alike
+    word = unknown.lstrip("-").replace("_", "-")
+    near = [spelt[close] for close in difflib.get_close_matches(word, spelt, 1, 0.7)] if len(word) > 2 else []
+    hint = f" Did you mean {(ours or near)[0]!r}?" if ours or near else ""
+    return click.NoSuchOption(unknown, f"No such option {unknown!r}.{hint}", ctx=error.ctx)
 
 
 SAME_OPTIONS = {"--device": "--devices", "--devices": "--device", "--index": "--name", "--index-name": "--name"}
@@ -108,11 +122,8 @@ class SectionedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            ours = FOREIGN_OPTIONS.get(error.option_name)
-            if ours and any(ours in param.opts for param in self.params):
-                why = f"No such option {error.option_name!r}. Did you mean {ours!r}?"
-                raise click.NoSuchOption(error.option_name, why, ctx=error.ctx) from None
-            raise
+            names = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
+            raise no_such_option(error, [name for name in names if name.startswith("-")]) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb, if every setting of the environment has a value that can be used."""
