@@ -14,6 +14,7 @@ from embq.core.errors import Exit, ModelError
 from embq.core.model_names import suggestions
 from embq.core.models import FAMILIES, ModelSpec
 from embq.producer.model_args import asked_models
+from embq.worker.embedders.lookup import check_open_clip, open_clip_architectures, open_clip_weights
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,16 @@ def test_help_and_version_are_words_too(words: str, begins: str, capsys: pytest.
         ("ViT-B-32/openai", ["open_clip:ViT-B-32/openai"]),
         ("mt5-base-ViT-B-32", ["open_clip:mt5-base-ViT-B-32/TAG"]),
         ("minlm", ["minilm"]),
-        ("openclip:ViT-B-32", ["open_clip"]),
+        ("openclip:ViT-B-32", ["open_clip:ViT-B-32"]),
+        ("openclip:ViT-B-32/openai", ["open_clip:ViT-B-32/openai"]),
+        ("OpenCLIP:ViT-B-32/openai", ["open_clip:ViT-B-32/openai"]),
+        ("open-clip:ViT-B-32/openai", ["open_clip:ViT-B-32/openai"]),
+        ("sentence-transformers:a/b", ["st:a/b"]),
+        ("sts:./folder", ["st:./folder"]),
+        ("HF:a/b", ["hf:a/b"]),
+        ("huggingface:a/b", ["hf:a/b"]),
+        ("stubb:8", ["stub:8"]),
+        ("minlm:x", ["minilm"]),
         ("word", []),
         ("x" * 100_000, []),
         ("a\0b", []),
@@ -52,6 +62,35 @@ def test_a_name_without_a_family_gets_the_specs_that_it_may_stand_for(name: str,
     with pytest.raises(ModelError) as refused:
         ModelSpec.parse(name)
     assert all(spec in (refused.value.next_step or "") for spec in meant)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_misspelt_family_keeps_the_rest_of_its_spec(family: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        ModelSpec.parse(f"{family}x:8?a=b&c=d")
+    expected = "minilm?a=b&c=d" if family == "minilm" else f"{family}:8?a=b&c=d"
+    assert refused.value.next_step == f"did you mean {expected}?"
+
+
+@pytest.mark.parametrize("spec", ["minilm", "stub:8", "st:a/b", "hf:a/b", "open_clip:ViT-B-32/openai"])
+@pytest.mark.parametrize("name", ["batch_size", "prompt"])
+def test_a_parameter_of_a_model_is_given_once(spec: str, name: str) -> None:
+    for second in ("4", "8"):
+        with pytest.raises(ModelError, match=f"has {name}= twice"):
+            ModelSpec.parse(f"{spec}?{name}=4&x=1&{name}={second}")
+
+
+@pytest.mark.parametrize(
+    ("arch", "first"), [("ViT-B-32", "openai"), ("ViT-H-14", "laion2b_s32b_b79k"), ("ViT-B-16-SigLIP", "webli")]
+)
+def test_weights_that_are_not_named_are_shown_in_a_whole_spec(arch: str, first: str) -> None:
+    tags = open_clip_weights()[arch]
+    with pytest.raises(ModelError, match="needs the tag") as refused:
+        check_open_clip(ModelSpec.parse(f"open_clip:{arch}"), open_clip_architectures(), tags)
+    assert refused.value.next_step.partition(";")[0] == f"write open_clip:{arch}/{first}"
+    with pytest.raises(ModelError, match="has no weights") as refused:
+        check_open_clip(ModelSpec.parse(f"open_clip:{arch}/{first}x?a=b"), open_clip_architectures(), tags)
+    assert refused.value.next_step.partition(";")[0] == f"write open_clip:{arch}/{first}?a=b"
 
 
 @pytest.mark.parametrize("mark", ["modules.json", "open_clip_config.json", "config.json"])
