@@ -60,7 +60,7 @@ def refused(name: str, value: Any, what: str) -> UsageError:
     return UsageError(f"{name} is {described(value)}", next_step=f"give {what}")
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int) -> int:
     """A whole number of any type; UsageError for anything else, and below `least`."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
         return int(value)

@@ -74,7 +74,7 @@ def suggestions(name: str, families: Iterable[str]) -> list[str]:
     family, colon, rest = name[:100].partition(":")
     family = family.lower().replace("-", "_")
     near = [_OTHER_NAMES[family]] if family in _OTHER_NAMES else difflib.get_close_matches(family, families, 1, 0.6)
-    return [one if one == "minilm" else f"{one}{colon}{rest}" for one in near]
+    return [match if match == "minilm" else f"{match}{colon}{rest}" for match in near]
 
 
 def _open_clip_names() -> set[str]:

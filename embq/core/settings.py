@@ -252,9 +252,9 @@ def _meant(name: str, names: list[str]) -> str:
     """The setting that is like a name: first the one that it begins, a URL before others; "" for none."""
     from difflib import get_close_matches
 
-    if longer := [known for known in names if known.startswith(f"{name}_")]:
-        return min(longer, key=lambda known: (not known.endswith("_URL"), len(known)))
-    own = {known.removeprefix("EMBQ_"): known for known in names}  # the common beginning makes all alike
+    if longer := [setting for setting in names if setting.startswith(f"{name}_")]:
+        return min(longer, key=lambda setting: (not setting.endswith("_URL"), len(setting)))
+    own = {setting.removeprefix("EMBQ_"): setting for setting in names}  # the common beginning makes all alike
     return next((own[near] for near in get_close_matches(name.removeprefix("EMBQ_"), own, 1, 0.7)), "")
 
 

@@ -54,7 +54,7 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         value = python_value(value)
         values = value if isinstance(value, list | tuple | set) else [value]
-        if odd := next((one for one in values if not isinstance(one, str | int | float | PathLike | None)), None):
+        if odd := next((item for item in values if not isinstance(item, str | int | float | PathLike | None)), None):
             raise refused(name, odd, "a text, a number, True, False or a list")
         if value is None or (value is False and not param.secondary_opts):
             continue

@@ -73,10 +73,15 @@ FOREIGN_OPTIONS = {
 def no_such_option(error: click.NoSuchOption, names: Sequence[str]) -> click.NoSuchOption:
     """The error for an option that a verb does not have, with that of its `names` that was meant, if one is near."""
     unknown = error.option_name
-    ours = [one for one in FOREIGN_OPTIONS.get(unknown, "").split("|") if one in names]
+    ours = [name for name in FOREIGN_OPTIONS.get(unknown, "").split("|") if name in names]
     spelt = {name.lstrip("-").replace("_", "-"): name for name in names}  # hyphens at the start make all alike
     word = unknown.lstrip("-").replace("_", "-")
-    near = [spelt[close] for close in difflib.get_close_matches(word, spelt, 1, 0.7)] if len(word) > 2 else []
+    beginnings = [name for name in spelt if len(name) > 2 and (f"{word}-").startswith(f"{name}-")]
+    near = (
+        [spelt[close] for close in beginnings or difflib.get_close_matches(word, spelt, 1, 0.7)]
+        if len(word) > 2
+        else []
+    )
     hint = f" Did you mean {(ours or near)[0]!r}?" if ours or near else ""
     return click.NoSuchOption(unknown, f"No such option {unknown!r}.{hint}", ctx=error.ctx)
 

@@ -12,7 +12,7 @@ from embq.app.embedding.bars import shown, somebody_looks, tqdm_of_place
 from embq.app.embedding.in_process import InProcess, check_not_forked, rows_and_failures, samples_of
 from embq.app.embedding.items import is_one, of_one_kind
 from embq.app.embedding.tables import table_of
-from embq.core.arguments import check, python_errors, refuse_set, refused, whole
+from embq.core.arguments import check, python_errors, refuse_set, refused, whole_number
 from embq.core.errors import InputError, ModelError, UsageError
 from embq.core.models import ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
@@ -51,7 +51,10 @@ class Model:
             raise _unsupported(f"a {type(spec).__name__} as a model", 'give its spec, such as "st:FOLDER"')
         self.spec = ModelSpec.given(spec)
         check(precision=precision, required=("precision",))
-        sizes = {"batch_size": whole("batch_size", batch_size, 0), "threads": whole("threads", threads, 0)}
+        sizes = {
+            "batch_size": whole_number("batch_size", batch_size, 0),
+            "threads": whole_number("threads", threads, 0),
+        }
         self._options: dict[str, Any] = {"device": device_name(device), "precision": precision, **sizes}
         self._loaded: dict[str, InProcess] = {}
         self._similarity = ""
@@ -102,8 +105,8 @@ class Model:
         """
         inputs = options.pop("sentences", inputs)
         _refuse_options(output_value, precision, device, options)
-        whole("batch_size", batch_size, 0)
-        dimensions = None if truncate_dim is None else whole("truncate_dim", truncate_dim, 1)
+        whole_number("batch_size", batch_size, 0)
+        dimensions = None if truncate_dim is None else whole_number("truncate_dim", truncate_dim, 1)
         is_single = is_one(inputs)
         if not is_single and (not isinstance(inputs, Iterable) or table_of(inputs) is not None):
             raise _unsupported(

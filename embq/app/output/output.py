@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from embq.app.output.html import facts_html
 from embq.app.searching.query import given_conditions
-from embq.core.arguments import check, listed, path_text, python_errors, refused, whole
+from embq.core.arguments import check, listed, path_text, python_errors, refused, whole_number
 from embq.core.errors import InputError, OutputError
 from embq.core.extras import missing
 from embq.core.formats.base import vectors
@@ -220,7 +220,7 @@ class Output:
         """
         from embq.app.output.torch_rows import TorchRows
 
-        column, rows = self._vector_column(vector_name), whole("batch_size", batch_size, 1)
+        column, rows = self._vector_column(vector_name), whole_number("batch_size", batch_size, 1)
         return TorchRows(self, column, rows, listed("columns", columns, "names of columns"))
 
     def index(self, vector_name: str | None = None) -> Index:

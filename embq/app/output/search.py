@@ -14,7 +14,7 @@ import numpy as np
 from embq.app.output.html import results_html
 from embq.app.searching.local import OpenIndex
 from embq.app.searching.query import Query, Result, split
-from embq.core.arguments import check, listed, path_text, python_errors, whole
+from embq.core.arguments import check, listed, path_text, python_errors, whole_number
 from embq.core.errors import EmbqError, InputError, UsageError
 
 PICTURE_PX = 160
@@ -124,7 +124,7 @@ class Index:
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
         """Thumbnails of rows as data: URLs; "" if there is none."""
-        ids = [whole(f"ids[{place}]", id_, 0) for place, id_ in enumerate(listed("ids", ids, "ids of rows"))]
+        ids = [whole_number(f"ids[{place}]", id_, 0) for place, id_ in enumerate(listed("ids", ids, "ids of rows"))]
         searcher = self._opened.searcher
         collection = searcher.version.collection
         if collection.kind != "run":

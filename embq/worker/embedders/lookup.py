@@ -145,13 +145,13 @@ def _tags_text(spec: ModelSpec, arch: str, tag: str, tags: Collection[str]) -> s
     """The whole spec with weights that are like `tag`, or with those that are used most; and further tags."""
 
     def rank(name: str) -> tuple[int, str]:
-        place = next((place for place, known in enumerate(KNOWN_TAGS) if name.startswith(known)), len(KNOWN_TAGS))
+        place = next((place for place, start in enumerate(KNOWN_TAGS) if name.startswith(start)), len(KNOWN_TAGS))
         return place, name
 
     near = difflib.get_close_matches(tag, tags, n=4, cutoff=0.4) if tag else []
-    first, *others = near or sorted(tags, key=rank)[:4]
-    more = f"; other weights: {', '.join(others)}" if others else ""
-    return f"write {replace(spec, name=f'{arch}/{first}')}{more}"
+    first, *further = near or sorted(tags, key=rank)[:4]
+    rest = f"; other weights: {', '.join(further)}" if further else ""
+    return f"write {replace(spec, name=f'{arch}/{first}')}{rest}"
 
 
 def _near(name: str, names: Collection[str]) -> str:
