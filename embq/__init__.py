@@ -88,6 +88,13 @@ def _importing(verb: str) -> AbstractContextManager[None]:
     return importing(verb)
 
 
+def _errors() -> AbstractContextManager[None]:
+    """Have errors name parameters where those of the command line name options."""
+    from embq.core.arguments import python_errors
+
+    return python_errors()
+
+
 def __dir__() -> list[str]:
     return [*__all__, "open"]  # which `from embq import *` leaves out: it is a builtin
 
@@ -232,9 +239,12 @@ def build_index(
     with _importing("index"):
         from embq.app.indexing.build import index_of
         from embq.app.output.search import Index
+        from embq.core.arguments import path_text, path_texts
 
-    given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
-    return Index(str(index_of(_texts(source), None if output is None else str(output), given)))
+    with _errors():
+        given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
+        folder = None if output is None else path_text("output", output)
+        return Index(str(index_of(path_texts("source", source), folder, given)))
 
 
 def add_to_index(
@@ -253,14 +263,11 @@ def add_to_index(
     with _importing("index"):
         from embq.app.indexing.changes import added_to
         from embq.app.output.search import Index
+        from embq.core.arguments import path_text, path_texts
 
-    return Index(added_to(_texts(source), None if output is None else str(output), options))
-
-
-def _texts(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    from os import PathLike
-
-    return [str(item) for item in ([source] if isinstance(source, str | PathLike) else source)]
+    with _errors():
+        folder = None if output is None else path_text("output", output)
+        return Index(added_to(path_texts("source", source), folder, options))
 
 
 @overload
@@ -322,8 +329,8 @@ def search(
     """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
 
     Args:
-        index: folder of an index, of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
-            index, or the URL of an `embq serve`.
+        index: folder of an index, of one of its versions, the output folder of a run, what `embq.open` returns, the
+            s3:// or gs:// URL of an index, or the URL of an `embq serve`.
         text: the query; or a list of texts, which gives a list of such lists. It may be an image (`pathlib.Path`,
             encoded bytes) or a vector as well, as `embq.Index.search` takes them.
         image: an encoded image, or the path of its file.
@@ -346,37 +353,41 @@ def search(
     """
     from embq.app.searching.query import Query, split
     from embq.app.searching.remote import is_server, search_remote
+    from embq.core.arguments import check, path_text
     from embq.core.errors import UsageError
 
-    base = Query.given(
-        image=image,
-        vector=vector,
-        id=id,
-        like=like,
-        unlike=unlike,
-        where=where,
-        k=k,
-        offset=offset,
-        nprobe=nprobe,
-        refine=refine,
-        prompt_name=prompt_name,
-        prompt=prompt,
-        model=model,
-    )
-    items, is_single = ([], True) if text is None else split(text)
-    queries = [base] if text is None else [base.of(item) for item in items]
-    if is_server(index):
-        answers = [search_remote(str(index), query, name=name, output=vector_name).results for query in queries]
-    elif name is not None:
-        raise UsageError(
-            "`name` selects an index of a server, and `index` is a folder",
-            next_step="give the URL of the server as `index`",
+    with _errors():
+        at = path_text("index", index)
+        check(name=name, vector_name=vector_name)
+        base = Query.given(
+            image=image,
+            vector=vector,
+            id=id,
+            like=like,
+            unlike=unlike,
+            where=where,
+            k=k,
+            offset=offset,
+            nprobe=nprobe,
+            refine=refine,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            model=model,
         )
-    else:
-        with _importing("search"):
-            from embq.app.searching.local import OpenIndex
+        items, is_single = ([], True) if text is None else split(text)
+        queries = [base] if text is None else [base.of(item) for item in items]
+        if is_server(at):
+            answers = [search_remote(at, query, name=name, output=vector_name).results for query in queries]
+        elif name is not None:
+            raise UsageError(
+                "`name` selects an index of a server, and `index` is a folder",
+                next_step="give the URL of the server as `index`",
+            )
+        else:
+            with _importing("search"):
+                from embq.app.searching.local import OpenIndex
 
-        loaded = [query.loaded() for query in queries]
-        with OpenIndex(str(index), vector_name) as opened:
-            answers = opened.answers(loaded)
-    return answers[0] if is_single else answers
+            loaded = [query.loaded() for query in queries]
+            with OpenIndex(at, vector_name) as opened:
+                answers = opened.answers(loaded)
+        return answers[0] if is_single else answers

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from embq.app.cli.sections import Option, SectionedCommand
+from embq.app.cli.sections import Option, SectionedCommand, no_such_option
 from embq.core.errors import command_line
 from embq.core.redaction import masked
 
@@ -71,5 +71,10 @@ def run_verb(ctx: click.Context, verb: str, arguments: Sequence[str]) -> Any:
     assert isinstance(root.command, click.Group)
     command = root.command.get_command(root, verb)
     assert command is not None
-    with command.make_context(verb, list(arguments), parent=root) as context:
+    try:
+        context = command.make_context(verb, list(arguments), parent=root)
+    except click.NoSuchOption as error:
+        names = [name for param in (*command.params, *ctx.command.params) for name in param.opts]
+        raise no_such_option(error, [name for name in names if name.startswith("-")]) from None
+    with context:
         return command.invoke(context)

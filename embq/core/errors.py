@@ -28,7 +28,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -79,6 +79,12 @@ class EmbqError(Exception):
         if self.next_step:
             self.add_note(f"next: {self.next_step}")  # which tracebacks and notebooks show
         self.code = code or self.default_code
+
+    def reword(self, change: Callable[[str], str]) -> None:
+        """Change the words of the message and of the next step, also in what tracebacks show."""
+        self.message, self.next_step = change(self.message), change(self.next_step)
+        self.args = (self.message,)
+        self.__notes__ = [change(note) for note in getattr(self, "__notes__", ())]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all fields: an error made again from `args` would lack those given by keyword."""

@@ -19,6 +19,12 @@ MINILM = "all-minilm-l6-v2"
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _OPEN_CLIP_NAME = re.compile(r"(?:ViT|RN|EVA|coca|convnext|xlm|nllb|MobileCLIP|vit_|swin)[\w.@-]{0,96}", re.ASCII)
+_OTHER_NAMES = {
+    **dict.fromkeys(("sentence_transformers", "sentence_transformer", "sbert"), "st"),
+    **dict.fromkeys(("huggingface", "hugging_face", "hf_hub", "transformers"), "hf"),
+    "clip": "open_clip",
+}
+"""Name of a library, in small letters and with underscores -> the family of its models."""
 _MARKS = {"modules.json": "st", "open_clip_config.json": "open_clip", "config.json": "hf"}
 """File of a model's folder -> family that reads it, in the order of precedence."""
 
@@ -65,7 +71,10 @@ def suggestions(name: str, families: Iterable[str]) -> list[str]:
         return [f"open_clip:{base}/{tag or 'TAG'}"]
     if _HUB_ID.fullmatch(name):
         return [f"st:{name}", f"hf:{name}"]
-    return difflib.get_close_matches(name[:100].partition(":")[0], families, n=1, cutoff=0.7)
+    family, colon, rest = name[:100].partition(":")
+    family = family.lower().replace("-", "_")
+    near = [_OTHER_NAMES[family]] if family in _OTHER_NAMES else difflib.get_close_matches(family, families, 1, 0.6)
+    return [match if match == "minilm" else f"{match}{colon}{rest}" for match in near]
 
 
 def _open_clip_names() -> set[str]:

@@ -153,14 +153,14 @@ class ModelSpec:
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         """Parse a spec; the ModelError for a malformed one names the known families."""
-        head, _, query = text.partition("?")
+        head, mark, query = text.partition("?")
         family, _, name = head.strip().partition(":")
         model_family = family_of(family)
         if model_family is None:
             from embq.core.model_names import suggestions
 
             names = (*FAMILIES, *plugins.enabled(plugins.MODELS))
-            near = suggestions(head.strip(), names)
+            near = [f"{spec}{mark}{query}" for spec in suggestions(head.strip(), names)]
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)
@@ -183,6 +183,8 @@ class ModelSpec:
                 f"model spec {text!r}: the part after '?' must be name=value pairs joined by '&'",
                 next_step="for example hf:./model?pooling=mean",
             ) from error
+        if doubled := next((key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1), None):
+            raise ModelError(f"model spec {text!r} has {doubled}= twice", next_step="leave out one of the two")
         # The space at the end of a prompt is part of it.
         params = ((key, value if key == "prompt" else value.strip()) for key, value in pairs)
         return cls(family=family, name=name, params=tuple(sorted(params)))

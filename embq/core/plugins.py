@@ -69,6 +69,14 @@ def enabled(group: str) -> dict[str, Plugin]:
     return by_name
 
 
+def missing_packages() -> list[str]:
+    """The names in EMBQ_PLUGINS of packages that are not installed here, or have no plug-in."""
+    if not (named := plugin_packages()):
+        return []
+    having = {_normalized(plugin.package) for group in (MODELS, SOURCES, MAPS) for plugin in installed(group)}
+    return sorted(name for name in named if _normalized(name) not in having)
+
+
 @cache
 def installed(group: str) -> tuple[Plugin, ...]:
     """The plug-ins of all installed packages, enabled or not."""

@@ -213,11 +213,16 @@ OF_DEPLOYMENTS = {
 """Variables of completion, of `.env` of a compose stack and of fleets, which no process of embq reads as settings."""
 
 
-def effective_settings() -> list[EffectiveSetting]:
-    """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
+def check_settings() -> None:
+    """Raise ConfigError for the value of any setting that cannot be used, whether or not this process needs it."""
     Settings.from_environment()
     for check in (log_format, index_cache_bytes, thumbnail_cache_bytes, broker_ca, plain_broker_allowed):
         check()
+
+
+def effective_settings() -> list[EffectiveSetting]:
+    """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
+    check_settings()
     defaults = {
         **{name: f"{getattr(Settings(), field):g}" for name, field in _SECONDS.items()},
         "EMBQ_PLAIN_BROKER": "no",
@@ -238,11 +243,24 @@ def effective_settings() -> list[EffectiveSetting]:
 
 def unknown_settings() -> dict[str, str]:
     """EMBQ_* variables of the environment that embq does not have -> the one that was meant; "" if none is like it."""
-    from difflib import get_close_matches
-
     names = [name for name in MEANINGS if name.startswith("EMBQ_")]
     unknown = sorted(name for name in os.environ if name.startswith("EMBQ_") and name not in {*names, *OF_DEPLOYMENTS})
-    return {name: next(iter(get_close_matches(name[:64], names, 1)), "") for name in unknown}
+    return {name: _meant(name[:64], names) for name in unknown}
+
+
+def _meant(name: str, names: list[str]) -> str:
+    """The setting that is like a name: first the one that it begins, a URL before others; "" for none."""
+    from difflib import get_close_matches
+
+    if longer := [setting for setting in names if setting.startswith(f"{name}_")]:
+        return min(longer, key=lambda setting: (not setting.endswith("_URL"), len(setting)))
+    own = {setting.removeprefix("EMBQ_"): setting for setting in names}  # the common beginning makes all alike
+    return next((own[near] for near in get_close_matches(name.removeprefix("EMBQ_"), own, 1, 0.7)), "")
+
+
+def settings_warnings() -> list[str]:
+    """Sentences on EMBQ_* variables that are meant for a setting and are none, for a user."""
+    return [f"{name} is not a setting; did you mean {meant}?" for name, meant in unknown_settings().items() if meant]
 
 
 def state_folder() -> Path:
@@ -289,6 +307,11 @@ def log_format() -> str:
     if text not in ("text", "json"):
         raise ConfigError(f"EMBQ_LOG={text!r} is neither text nor json", next_step="unset it, or write json")
     return text
+
+
+def wants_json_logs() -> bool:
+    """True if EMBQ_LOG is json; False also for a value that cannot be used."""
+    return os.environ.get("EMBQ_LOG") == "json"
 
 
 def model_cache() -> Path:

@@ -348,6 +348,25 @@ def test_what_names_no_device_is_refused(device: Any) -> None:
         embq.embed(["a"], "stub:8", device=device)
 
 
+def test_similarity_takes_integers_and_names_what_does_not_fit() -> None:
+    model = embq.Model("stub:8", device="cpu")
+    assert model.similarity([1, 0], [[1, 0], [0, 1]]).tolist() == [[1.0, 0.0]]
+    assert model.similarity_pairwise([[1, 0]], np.array([[2, 0]])).tolist() == [1.0]
+    with pytest.raises(UsageError, match="vectors of first have 1 numbers, and those of second 2"):
+        model.similarity([1], [1, 2])
+    with pytest.raises(UsageError, match=r"first has the shape \(1, 2\) and second \(2, 2\)"):
+        model.similarity_pairwise([[1, 2]], [[1, 2], [3, 4]])
+    with pytest.raises(UsageError, match="second is no array of numbers"):
+        model.similarity([1.0], ["a"])
+
+
+@pytest.mark.parametrize("items", [{"a", "b"}, frozenset("ab")])
+def test_a_set_has_no_order(items: Any) -> None:
+    for call in (partial(embq.embed, model="stub:8"), embq.Model("stub:8").encode, embq.Model("stub:8").vectors):
+        with pytest.raises(UsageError, match="is a set, which has no order"):
+            call(items)
+
+
 def test_rows_of_texts_are_texts() -> None:
     rows = [{"text": text, "id": n} for n, text in enumerate(TEXTS[:3])]
     np.testing.assert_array_equal(embq.embed(rows, "stub:8"), embq.embed(TEXTS[:3], "stub:8"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 import numpy as np
@@ -14,6 +15,7 @@ import embq
 from embq.app.cli.arguments import arguments_of
 from embq.app.cli.entry_point import cli
 from embq.app.embedding.options import AddOptions, EnqueueOptions, IndexOptions, RunOptions
+from embq.core.arguments import PARAMETERS, python_words
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.run.reader import row_tables
@@ -24,6 +26,15 @@ from tests.support.waiting import wait_until
 
 def texts(path: Path, count: int) -> Path:
     return write_jsonl(path, [{"id": str(n), "text": f"text {n}"} for n in range(count)])
+
+
+def option_params(verb: str) -> list[click.Option]:
+    command: click.Command | None = cli
+    for word in verb.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
+    assert command is not None
+    return [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
 
 
 def rows(root: Path) -> int:
@@ -66,6 +77,44 @@ def test_options_are_those_of_the_command_line() -> None:
     assert arguments_of("run", {"metadata_columns": np.array(["a", "b"])}) == ["--metadata-columns=a,b"]
 
 
+@pytest.mark.parametrize("call", [embq.run, embq.enqueue])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"inputs": None}, "inputs is None"),
+        ({"inputs": ["t.jsonl", 5]}, r"inputs\[1\] is 5"),
+        ({"inputs": {"a", "b"}}, "inputs is a set"),
+        ({"output": 5}, "output is 5"),
+        ({"model": object()}, "model is of type object"),
+        ({"limit": object()}, "limit is of type object"),
+    ],
+)
+def test_arguments_of_another_type_start_nothing(call: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call(**{"inputs": "t.jsonl", "output": "out", "model": "stub:8", **given})
+
+
+TYPED = (RunOptions, EnqueueOptions, IndexOptions)
+
+
+def test_errors_name_parameters_and_not_options() -> None:
+    searched = {param.name for param in option_params("search")} & {*signature(embq.search).parameters}
+    typed = {name for options in TYPED for name in get_type_hints(options)} | searched | {"model", "output", "recall"}
+    assert typed - {"k"} <= PARAMETERS
+    for name in typed:
+        option = f"--{name.replace('_', '-')}"
+        assert python_words(f"leave out {option} and more", {}) == f"leave out {name}= and more"
+        assert python_words(f"Invalid value for '{option}': x", {}) == f"Invalid value for {name}=: x"
+        assert python_words(f"run `embq run x {option} 3`", {}) == f"run `embq run x {option} 3`"
+    assert python_words("--devices cpu, or --chunk-tokens 8 or less", {"devices": "device"}) == (
+        'device="cpu", or chunk_tokens=8 or less'
+    )
+    assert python_words("leave out --no-normalize, --no-header or --gpus", {}) == (
+        "leave out normalize=False, no_header= or --gpus"
+    )
+    assert python_words("give --broker redis://HOST:6379", {}) == 'give broker="redis://HOST:6379"'
+
+
 NOT_TYPED = {"model", "output", "json", "quiet", "verbose", "no_color", "dry_run", "recall"}
 """Arguments of their own, and what is of a terminal."""
 
@@ -80,12 +129,7 @@ NOT_TYPED = {"model", "output", "json", "quiet", "verbose", "no_color", "dry_run
     ],
 )
 def test_the_options_of_a_program_are_typed(verb: str, typed: type) -> None:
-    command: click.Command | None = cli
-    for word in verb.split():
-        assert isinstance(command, click.Group)
-        command = command.get_command(click.Context(command), word)
-    assert command is not None
-    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    options = option_params(verb)
     names = {one.opts[0].lstrip("-").replace("-", "_") for one in options}
     assert {*get_type_hints(typed)} == names - NOT_TYPED
     choices = {one.name: {*one.type.choices} for one in options if isinstance(one.type, click.Choice)}

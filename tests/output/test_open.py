@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_queries_come_in_any_form(tmp_path: Path) -> None:
                     with pytest.raises(UsageError, match=f"{name} is "):
                         search(texts[0], **{name: [value] if name.endswith("like") else value})
             for query in (3, 2.5, {"text": "a"}, object()):
-                with pytest.raises(UsageError, match=f"the query is of type {type(query).__name__}"):
+                with pytest.raises(UsageError, match=f"is .*of type {type(query).__name__}"):
                     search(query)
 
 
@@ -221,7 +222,7 @@ def test_a_built_index_is_open(tmp_path: Path) -> None:
         embq.add_to_index(root, recall=0.9)
     with pytest.raises(UsageError, match="no option metrics"):
         embq.build_index(root, metrics="l2")
-    with pytest.raises(UsageError, match="metric-type"):
+    with pytest.raises(UsageError, match="metric_type="):
         embq.build_index(root, metric_type="cos")
 
 
@@ -303,3 +304,116 @@ def test_what_may_not_be_read_is_called_neither_damaged_nor_not_writable(
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         embq.open(tmp_path)
+
+
+FLAGS = {"progress", "show_progress_bar", "convert_to_numpy", "convert_to_tensor", "normalize_embeddings", "mmap"}
+"""Parameters of which the truth counts, whatever the type."""
+
+NO_ARGUMENTS = {"self", "options", "rest", "total"} | FLAGS
+SLOW = ("build_index", "add_to_index")
+"""Functions that work for long where an argument is taken after all: they get one of another type only."""
+
+ODD = [object(), None, -1, 2.5, b"x", "nosuch", ["a", 5], {"a"}]
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Output:
+    lines = [{"id": f"k{n}", "text": f"text {n}"} for n in range(8)]
+    folder = tmp_path_factory.mktemp("indexed")
+    out = embq.open(build(folder / "out", [write_jsonl(folder / "t.jsonl", lines)], model="stub:8"))
+    embq.build_index(out)
+    return out
+
+
+def calls(out: Output) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Functions of `import embq` that start no process, and arguments with which they succeed."""
+    model, index = embq.Model("stub:8", device="cpu"), embq.Index(out)
+    pair = {"first": [1.0, 2.0], "second": [1, 2]}
+    return {
+        "embed": (embq.embed, {"data": {"t": ["a"]}, "model": "stub:8", "text_column": "t", "device": "cpu"}),
+        "search": (embq.search, {"index": out, "text": "a"}),
+        "open": (embq.open, {"path": out}),
+        "build_index": (embq.build_index, {"source": out}),
+        "add_to_index": (embq.add_to_index, {"source": out}),
+        "Model": (lambda **given: embq.Model(**given).encode("a"), {"spec": "stub:8", "device": "cpu"}),
+        "Model.encode": (model.encode, {"inputs": ["a"]}),
+        "Model.vectors": (model.vectors, {"items": ["a"]}),
+        "Model.similarity": (model.similarity, pair),
+        "Model.similarity_pairwise": (model.similarity_pairwise, pair),
+        "Index": (embq.Index, {"path": out}),
+        "Index.search": (index.search, {"queries": "a"}),
+        "Index.pictures": (index.pictures, {"ids": [0]}),
+        "Output.tables": (lambda **given: list(out.tables(**given)), {}),
+        "Output.rows": (lambda **given: list(out.rows(**given)), {}),
+        "Output.table": (out.table, {}),
+        "Output.to_pandas": (out.to_pandas, {}),
+        "Output.vectors": (out.vectors, {}),
+        "Output.torch": (lambda **given: list(out.torch(**given)), {}),
+        "Output.index": (out.index, {}),
+    }
+
+
+OF = {
+    "Model": embq.Model,
+    "Output.tables": Output.tables,
+    "Output.rows": Output.rows,
+    "Output.torch": Output.torch,
+    "Index.search": embq.search,
+}
+"""Function -> that which has its parameters."""
+
+
+def test_an_argument_of_another_type_is_refused_by_its_name(indexed: Output) -> None:
+    faults = []
+    for function, (call, given) in calls(indexed).items():
+        call(**given)
+        names = {*signature(OF.get(function, call)).parameters, *given}
+        if function == "Index.search":
+            names -= {"index", "text", "name", "vector_name"}
+        for name, odd in (
+            (name, odd) for name in sorted(names - NO_ARGUMENTS) for odd in ODD[: 1 if function in SLOW else None]
+        ):
+            try:
+                call(**{**given, name: odd})
+            except embq.EmbqError as error:
+                if type(odd) is object and name not in f"{error.message} {error.next_step}":
+                    faults.append(f"{function}({name}={odd!r}): {error}")
+            except Exception as error:  # noqa: BLE001 - any other is the fault
+                faults.append(f"{function}({name}={odd!r}): {type(error).__name__}: {error}")
+            else:
+                if type(odd) is object and (function, name) != ("Model.encode", "device"):
+                    faults.append(f"{function}({name}={odd!r}) is taken")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"where": 5}, "where is 5, of type int"),
+        ({"like": 5}, "like is 5, of type int"),
+        ({"text": None, "image": 5}, "image is 5, of type int"),
+        ({"text": ["a", 5]}, "item 1 of the queries is 5, of type int"),
+        ({"text": {"a", "b"}}, "queries is a set, which has no order"),
+        ({"nprobe": -1}, "nprobe is -1"),
+        ({"prompt_name": "x"}, "leave out prompt_name= and prompt="),
+    ],
+)
+def test_a_search_says_what_is_wrong_with_it(indexed: Output, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(embq.EmbqError) as raised:
+        embq.search(indexed, **{"text": "a", **options})
+    assert said in f"{raised.value.message} {raised.value.next_step}"
+    assert raised.value.__notes__ == [f"next: {raised.value.next_step}"]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_have_a_row_or_more(indexed: Output, size: int) -> None:
+    with pytest.raises(UsageError, match=f"batch_size is {size}"):
+        indexed.torch(batch_size=size)
+    if size < 0:
+        with pytest.raises(UsageError, match=f"batch_size is {size}"):
+            embq.Model("stub:8", batch_size=size)
+
+
+def test_an_opened_output_is_taken_for_its_folder(indexed: Output) -> None:
+    assert embq.search(indexed, id=0) == embq.search(indexed.root, id=0)
+    assert embq.open(indexed).root == indexed.root

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import click
 
+from embq.core.arguments import refused
 from embq.core.errors import UsageError
 from embq.core.wire import python_value
 
@@ -51,6 +53,9 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
             )
         flag = f"--{name.replace('_', '-')}"
         value = python_value(value)
+        values = value if isinstance(value, list | tuple | set) else [value]
+        if odd := next((item for item in values if not isinstance(item, str | int | float | PathLike | None)), None):
+            raise refused(name, odd, "a text, a number, True, False or a list")
         if value is None or (value is False and not param.secondary_opts):
             continue
         if param.is_flag:

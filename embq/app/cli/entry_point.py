@@ -19,12 +19,14 @@ from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
 from embq.core.errors import EmbqError, Exit, MissingPackageError, OutputError
 from embq.core.extras import of_import
+from embq.core.plugins import missing_packages
 from embq.core.process.current_folder import leave_out_current_folder
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
 from embq.core.service.log import Events, is_json, warn_in_messages
 from embq.core.service.progress_line import folded
 from embq.core.service.stopping import discard_after_close
+from embq.core.settings import settings_warnings, wants_json_logs
 
 STARTED_AT_S = time.monotonic()
 """When this command started, but for the start of Python."""
@@ -85,6 +87,9 @@ FOREIGN_VERBS = {"end2end": ["embq run"], "back": ["embq serve"], "filter": ["em
 HELP = ("-h", "--help")
 WORDS = {"help": "--help", "version": "--version"}
 """First words that stand for an option, as in `embq help run`: many tools have verbs of these names."""
+
+TELLING = {"config", "doctor", "completion"}
+"""Verbs that list such variables themselves, or print a script."""
 
 TABLES = {
     *("run", "enqueue", "plan", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
@@ -158,7 +163,21 @@ def main() -> NoReturn:
         from embq.core.process.libraries import leave_out_pandas
 
         leave_out_pandas()
+    if not sys.flags.safe_path:  # as processes that embq starts have it, whose parent has warned
+        warn_of_settings(sys.argv[1:])
     sys.exit(run(sys.argv[1:]))
+
+
+def warn_of_settings(arguments: list[str]) -> None:
+    """Warn of EMBQ_* variables that are no settings, and of plug-ins that are not installed, before a verb runs."""
+    if not VERBS.keys() - TELLING & {*arguments[:1]} or {*HELP, "--quiet", "-q"} & {*arguments} or wants_json_logs():
+        return
+    for warning in [*settings_warnings(), *map(_not_installed, missing_packages())]:
+        click.echo(printable(f"warning: {warning}"), err=True)
+
+
+def _not_installed(package: str) -> str:
+    return f"EMBQ_PLUGINS names {package}, which is not installed here or has no plug-in of embq"
 
 
 def open_standard_streams() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from embq.app.cli.sections import no_such_option
+
 
 class LazyGroup(click.Group):
     """Group of commands in modules of their own.
@@ -49,7 +51,22 @@ class LazyGroup(click.Group):
             if near and "://" not in args[0] and not os.path.lexists(args[0]):
                 raise click.UsageError(f"{args[0]} does not exist. Did you mean the verb {near[0]}?", ctx)
             args = [self.default, *args]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._behind_the_verb(error, args) or no_such_option(
+                error, [name for param in self.get_params(ctx) for name in param.opts]
+            ) from None
+
+    def _behind_the_verb(self, error: click.NoSuchOption, args: list[str]) -> click.UsageError | None:
+        """The error for an option that stands before the verb that has it; None if no verb does."""
+        verb = next((word for word in args if word in (*self.commands, *self.later)), None)
+        command = None if verb is None or error.ctx is None else self.get_command(error.ctx, verb)
+        if command is None or not any(error.option_name in param.opts for param in command.params):
+            return None
+        path = error.ctx.command_path if error.ctx is not None else "embq"
+        option = error.option_name
+        return click.UsageError(f"put {option} behind the verb: {path} {verb} … {option}", error.ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from embq.core.settings import change_environment
+from embq.core.settings import change_environment, check_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,8 +65,26 @@ FOREIGN_OPTIONS = {
     **dict.fromkeys(("--num-threads", "--prepare-threads", "--decode-threads", "--nb-cores"), "--threads"),
     **dict.fromkeys(("--num-workers", "--num-proc", "--processes"), "--workers"),
     **dict.fromkeys(("--model-name", "--model_name", "--model-id", "--clip-model", "--clip_model"), "--model"),
+    **dict.fromkeys(("--limit", "--top-k", "--top_k", "--topk", "--num-results", "--num_results", "-n"), "-k|--limit"),
+    "--format": "--output-format|--to|--json",
 }
-"""Option of another tool -> ours, which is suggested by the verbs that have it."""
+"""Option of another tool -> ours, separated by "|", of which the first is suggested that a verb has."""
+
+
+def no_such_option(error: click.NoSuchOption, names: Sequence[str]) -> click.NoSuchOption:
+    """The error for an option that a verb does not have, with that of its `names` that was meant, if one is near."""
+    unknown = error.option_name
+    ours = [name for name in FOREIGN_OPTIONS.get(unknown, "").split("|") if name in names]
+    spelt = {name.lstrip("-").replace("_", "-"): name for name in names}  # hyphens at the start make all alike
+    word = unknown.lstrip("-").replace("_", "-")
+    beginnings = [name for name in spelt if len(name) > 2 and (f"{word}-").startswith(f"{name}-")]
+    near = (
+        [spelt[close] for close in beginnings or difflib.get_close_matches(word, spelt, 1, 0.7)]
+        if len(word) > 2
+        else []
+    )
+    hint = f" Did you mean {(ours or near)[0]!r}?" if ours or near else ""
+    return click.NoSuchOption(unknown, f"No such option {unknown!r}.{hint}", ctx=error.ctx)
 
 
 SAME_OPTIONS = {"--device": "--devices", "--devices": "--device", "--index": "--name", "--index-name": "--name"}
@@ -117,17 +136,19 @@ class SectionedCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            ours = FOREIGN_OPTIONS.get(error.option_name)
-            if ours and any(ours in param.opts for param in self.params):
-                why = f"No such option {error.option_name!r}. Did you mean {ours!r}?"
-                raise click.NoSuchOption(error.option_name, why, ctx=error.ctx) from None
-            raise
+            names = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
+            raise no_such_option(error, [name for name in names if name.startswith("-")]) from None
         for param in self.params:
             is_typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
             if is_typed and isinstance(param.type, click.Path) and _is_empty(ctx.params.get(param.name or ""), typed):
                 why = "it is empty, and would be the current folder: check the variable that holds it, or write ."
                 raise click.BadParameter(why, ctx, param)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb, if every setting of the environment has a value that can be used."""
+        check_settings()
+        return super().invoke(ctx)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters of the verb, --no-color, --help and --help-all."""

@@ -19,6 +19,7 @@ from embq.app.doctor.check import Check, guarded
 from embq.app.doctor.fleet_checks import fleet
 from embq.app.doctor.probes import devices, models
 from embq.core.broker.client import connect
+from embq.core.plugins import missing_packages
 from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
 from embq.core.service.progress_line import size_text
@@ -81,9 +82,12 @@ def packages() -> Iterator[Check]:
 
 
 def unknown_names() -> Iterator[Check]:
-    """EMBQ_* variables that are no settings; nothing if there are none."""
+    """EMBQ_* variables that are no settings, and plug-ins that are not installed; nothing if there are none."""
     for name, meant in unknown_settings().items():
         yield Check("settings", "warn", f"{name} is not a setting", f"unset it{f'; or set {meant}' if meant else ''}")
+    for package in missing_packages():
+        why = f"EMBQ_PLUGINS names {package}, which is not installed here or has no plug-in of embq"
+        yield Check("settings", "warn", why, f"install {package} here, or leave it out of EMBQ_PLUGINS")
 
 
 def storage(output: str) -> Iterator[Check]:

@@ -17,6 +17,7 @@ from embq.app.embedding.bars import shown
 from embq.app.embedding.items import is_one, of_one_kind
 from embq.app.embedding.model import AUTO, Device, Model, OnError, device_name, not_embedded
 from embq.app.embedding.tables import Table, table_of
+from embq.core.arguments import check, python_errors, refuse_set
 from embq.core.errors import UsageError
 from embq.core.settings import spool_folder
 from embq.core.storage.paths import place
@@ -25,6 +26,7 @@ SHARD_IMAGES = 1_000
 """Images in a shard that workers read; these are in memory together."""
 
 
+@python_errors(devices="device")
 def embed(
     data: Any,
     model: str | Model,
@@ -42,6 +44,8 @@ def embed(
     devices = ",".join(map(device_name, several)) or AUTO
     if on_error not in ("raise", "null"):
         raise UsageError(f"on_error is {on_error!r}", next_step="use 'raise' or 'null'")
+    check(text_column=text_column, image_column=image_column, output_column=output_column, required=("output_column",))
+    check(precision=precision, required=("precision",))
     table = table_of(data)
     if table is None:
         if text_column is not None or image_column is not None:
@@ -52,6 +56,7 @@ def embed(
         if is_one(data) or not isinstance(data, Iterable):
             name = type(data).__name__
             raise UsageError(f"data is {name} and no list or table", next_step="give a list: embq.embed([item], ...)")
+        refuse_set("data", data)
         return _checked(_vectors(data, "", model, precision, devices, progress), on_error)[0]
     name, modality = _column(table, text_column, image_column)
     if doubled := next((column for column in (name, output_column) if table.names.count(column) > 1), None):

@@ -12,6 +12,7 @@ from embq.app.embedding.bars import shown, somebody_looks, tqdm_of_place
 from embq.app.embedding.in_process import InProcess, check_not_forked, rows_and_failures, samples_of
 from embq.app.embedding.items import is_one, of_one_kind
 from embq.app.embedding.tables import table_of
+from embq.core.arguments import check, python_errors, refuse_set, refused, whole_number
 from embq.core.errors import InputError, ModelError, UsageError
 from embq.core.models import ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
@@ -42,13 +43,18 @@ class Model:
     Raises `embq.core.errors.EmbqError` with a code and a next step, when it is made or first used.
     """
 
+    @python_errors(devices="device")
     def __init__(
         self, spec: str, *, device: Device = AUTO, precision: str = AUTO, batch_size: int = 0, threads: int = 0
     ) -> None:
         if not isinstance(spec, str):
             raise _unsupported(f"a {type(spec).__name__} as a model", 'give its spec, such as "st:FOLDER"')
         self.spec = ModelSpec.given(spec)
-        sizes = {"batch_size": batch_size, "threads": threads}
+        check(precision=precision, required=("precision",))
+        sizes = {
+            "batch_size": whole_number("batch_size", batch_size, 0),
+            "threads": whole_number("threads", threads, 0),
+        }
         self._options: dict[str, Any] = {"device": device_name(device), "precision": precision, **sizes}
         self._loaded: dict[str, InProcess] = {}
         self._similarity = ""
@@ -56,6 +62,7 @@ class Model:
     def __repr__(self) -> str:
         return f"embq.Model({str(self.spec)!r})"
 
+    @python_errors(devices="device")
     def encode(
         self,
         inputs: Any = None,
@@ -98,11 +105,14 @@ class Model:
         """
         inputs = options.pop("sentences", inputs)
         _refuse_options(output_value, precision, device, options)
+        whole_number("batch_size", batch_size, 0)
+        dimensions = None if truncate_dim is None else whole_number("truncate_dim", truncate_dim, 1)
         is_single = is_one(inputs)
         if not is_single and (not isinstance(inputs, Iterable) or table_of(inputs) is not None):
             raise _unsupported(
                 f"inputs of type {type(inputs).__name__}", "give an item, a list of items, or use embq.embed"
             )
+        refuse_set("inputs", inputs)
         items = [inputs] if is_single else list(inputs)
         if precision in ("int8", "uint8") and len(items) == 1:
             raise _unsupported(f"precision={precision!r} of one vector, which is scaled by the others", "use binary")
@@ -111,7 +121,7 @@ class Model:
         )
         if failures:
             raise not_embedded(failures, len(items))
-        vectors = vectors[:, : None if truncate_dim is None else int(truncate_dim)]
+        vectors = vectors[:, :dimensions]
         if normalize_embeddings:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
         if precision not in (None, "float32"):
@@ -157,13 +167,20 @@ class Model:
         """`similarity_fn_name` of each with each: a torch tensor of shape (n, m) for (n, dim) and (m, dim)."""
         from embq.worker.embedders.text.sentence import SimilarityFunction
 
-        return SimilarityFunction.to_similarity_fn(self.similarity_fn_name)(first, second)
+        pair = _tensors(first, second)
+        return SimilarityFunction.to_similarity_fn(self.similarity_fn_name)(*pair)
 
     def similarity_pairwise(self, first: Any, second: Any) -> Any:
         """`similarity_fn_name` of each with its counterpart: a torch tensor of shape (n,) for twice (n, dim)."""
         from embq.worker.embedders.text.sentence import SimilarityFunction
 
-        return SimilarityFunction.to_similarity_pairwise_fn(self.similarity_fn_name)(first, second)
+        pair = _tensors(first, second)
+        if pair[0].shape != pair[1].shape:
+            raise UsageError(
+                f"first has the shape {tuple(pair[0].shape)} and second {tuple(pair[1].shape)}",
+                next_step="give as many vectors in both; similarity compares each with each",
+            )
+        return SimilarityFunction.to_similarity_pairwise_fn(self.similarity_fn_name)(*pair)
 
     def start_multi_process_pool(self, *_: Any, **__: Any) -> Any:
         """Raise UsageError: `embq.embed` with `device="all"` starts a process on each device by itself."""
@@ -182,6 +199,7 @@ class Model:
 
     get_embedding_dimension = get_sentence_embedding_dimension
 
+    @python_errors(devices="device")
     def vectors(
         self,
         items: Iterable[Any],
@@ -202,6 +220,10 @@ class Model:
             progress: see `show_progress_bar` of `encode`.
             total: number of items, if `items` has no length.
         """
+        check(modality=modality, prompt_name=prompt_name, prompt=prompt, task=task)
+        refuse_set("items", items)
+        if not isinstance(items, Iterable):
+            raise refused("items", items, "a list of texts or images")
         total = len(items) if isinstance(items, Sequence) else total
         kind, checked = of_one_kind(items, modality)
         engine = self._engine(kind)
@@ -237,6 +259,31 @@ class Model:
                 self._loaded[modality] = loaded(self.spec, modality, **self._options)
             return self._loaded[modality]
 
+
+def _tensors(first: Any, second: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors as tensors of floats; UsageError, which names the argument, for anything else and for unequal lengths."""
+    import torch
+
+    tensors = []
+    for name, given in (("first", first), ("second", second)):
+        try:
+            is_list_of_tensors = isinstance(given, list | tuple) and any(isinstance(row, torch.Tensor) for row in given)
+            tensor = torch.stack([*given]) if is_list_of_tensors else torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise UsageError(f"{name} is no array of numbers: {why}", next_step=SHAPES) from error
+        if tensor.ndim not in (1, 2) or tensor.shape[-1] == 0:
+            raise UsageError(f"{name} has the shape {tuple(tensor.shape)}", next_step=SHAPES)
+        tensors.append(tensor if tensor.is_floating_point() else tensor.float())
+    if tensors[0].shape[-1] != tensors[1].shape[-1]:
+        raise UsageError(
+            f"vectors of first have {tensors[0].shape[-1]} numbers, and those of second {tensors[1].shape[-1]}",
+            next_step="give vectors of one model",
+        )
+    return tensors[0], tensors[1]
+
+
+SHAPES = "give vectors of shape (dim,) or (n, dim)"
 
 _LOADING = threading.Lock()
 """Held while a model is loaded, so that threads do not load it twice."""

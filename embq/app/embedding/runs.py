@@ -17,6 +17,7 @@ from embq.app.embedding.bars import Bar
 from embq.app.status.resolve_run import resolve_run
 from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
+from embq.core.arguments import check, path_text, path_texts, python_errors
 from embq.core.errors import EmbqError, Exit, error_of
 from embq.core.process.children import python, start
 from embq.core.run.control import RunState
@@ -70,7 +71,8 @@ class Run:
     def progress(self) -> RunProgress | None:
         """The run now; None while it is being planned. Raises what ended it."""
         if self._has_ended() and self._error is not None:
-            raise self._error
+            with python_errors():
+                raise self._error
         with suppress(EmbqError):
             if (monitor := resolve_run(self.output, self._broker).monitor()) is not None:
                 return monitor.poll()
@@ -85,6 +87,7 @@ class Run:
 
         Raises TimeoutError, and the EmbqError that ended the run; `stopped` if it was stopped before its end.
         """
+        check(timeout_s=timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with Bar(progress) as bar:
             while True:
@@ -105,6 +108,7 @@ class Run:
                     raise TimeoutError(f"the run in {self.output} is not done after {timeout_s:g} s")
                 time.sleep(LOOK_S)
 
+    @python_errors()
     def cancel(self) -> None:
         """Cancel the run: committed rows stay. Raises as `embq cancel`."""
         control_run(self.output, self._broker, "cancel")
@@ -157,11 +161,13 @@ _AT_WORK: set[Run] = set()
 """Runs whose process is at work: it ends with its pipe, which the last reference to the handle would close."""
 
 
+@python_errors()
 def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
     """See `embq.run`."""
     return _started("run", inputs, output, {"model": model, **options}, "--quiet", "--json")
 
 
+@python_errors()
 def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
     """See `embq.enqueue`."""
     job = _started("enqueue", inputs, output, {"model": model, **options}, "--json")
@@ -173,7 +179,7 @@ def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[st
 
 
 def _started(verb: str, inputs: Inputs, output: str | PathLike[str], options: dict[str, Any], *flags: str) -> Run:
-    named = [inputs] if isinstance(inputs, str | PathLike) else list(inputs)
-    out, broker = str(output), str(options.pop("broker", None) or "")  # which may hold a password
-    arguments = [*arguments_of(verb, options), *flags, "--output", out, "--", *map(str, named)]
+    named = path_texts("inputs", inputs)
+    out, broker = path_text("output", output), str(options.pop("broker", None) or "")  # which may hold a password
+    arguments = [*arguments_of(verb, options), *flags, "--output", out, "--", *named]
     return Run(verb, arguments, str(place(out)), broker)

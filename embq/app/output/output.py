@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from embq.app.output.html import facts_html
+from embq.app.searching.query import given_conditions
+from embq.core.arguments import check, listed, path_text, python_errors, refused, whole_number
 from embq.core.errors import InputError, OutputError
 from embq.core.extras import missing
 from embq.core.formats.base import vectors
@@ -26,7 +28,6 @@ from embq.core.run.reader import committed, committed_parts, part_tables
 from embq.core.run.standing_failures import standing_failures
 from embq.core.settings import spool_folder
 from embq.core.storage.paths import place
-from embq.indexer.filter.condition import read_conditions
 from embq.indexer.filter.selection import matches, typed
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class Output:
     Raises InputError if there is no run, OutputError if its records are damaged.
     """
 
+    @python_errors()
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.root = place(str(path))
+        self.root = place(path_text("path", path))
         self._info, self._state = committed(self.root)
         self._parts = list(committed_parts(self.root))
         info, state = self._info, self._state
@@ -67,6 +69,10 @@ class Output:
 
     def __len__(self) -> int:
         return self.rows_count
+
+    def __fspath__(self) -> str:
+        """Its folder or URL: functions that take one take an opened output as well."""
+        return str(self.root)
 
     def __repr__(self) -> str:
         return f"<embq output {self.root}: {self.rows_count:,} rows of {self.model}>"
@@ -107,12 +113,16 @@ class Output:
         Raises InputError `no_column` and `bad_filter`, OutputError if a file is missing or damaged.
         """
         types = {field.name: field.type for field in self.schema}
-        selected = list(types if columns is None else columns)
-        if absent := [name for name in selected if name not in types]:
-            raise InputError(
-                f"rows have no column {', '.join(absent)}", next_step=f"they have {', '.join(types)}", code="no_column"
-            )
-        tests = [typed(condition, types) for condition in read_conditions(where)] if types else []
+        with python_errors():
+            selected = list(types) if columns is None else listed("columns", columns, "names of columns")
+            if absent := [name for name in selected if not isinstance(name, str) or name not in types]:
+                raise InputError(
+                    f"rows have no column {', '.join(map(str, absent))}",
+                    next_step=f"they have {', '.join(types)}",
+                    code="no_column",
+                )
+            conditions = given_conditions(where)
+            tests = [typed(condition, types) for condition in conditions] if types else []
         needed = list(dict.fromkeys([*selected, *(test.column for test in tests)]))
         for files in self._parts:
             for table in part_tables(self.root, files, needed):
@@ -167,7 +177,10 @@ class Output:
         """
         name = self._vector_column(vector_name)
         default_dtype = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
-        target_dtype = default_dtype if dtype is None else np.dtype(dtype)
+        try:
+            target_dtype = default_dtype if dtype is None else np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise refused("dtype", dtype, "a dtype of numpy, such as float32") from None
         shape = (self.rows_count, self.dims.get(name, 0))
         if mmap and (matrix := self._only_npy(name)) is not None and matrix.dtype == target_dtype:
             return matrix
@@ -201,12 +214,14 @@ class Output:
         batch_size=None)`. Its workers and the ranks of torch.distributed share the rows out: each comes once.
 
         Args:
+            batch_size: rows of a batch, 1 or more.
             columns: further columns, as lists.
             vector_name: which, if rows have several.
         """
         from embq.app.output.torch_rows import TorchRows
 
-        return TorchRows(self, self._vector_column(vector_name), batch_size, columns)
+        column, rows = self._vector_column(vector_name), whole_number("batch_size", batch_size, 1)
+        return TorchRows(self, column, rows, listed("columns", columns, "names of columns"))
 
     def index(self, vector_name: str | None = None) -> Index:
         """The index of the run, opened once for many searches.
@@ -249,6 +264,7 @@ class Output:
 
     def _vector_column(self, name: str | None) -> str:
         """The column of the vectors of a name, such as "image", or of the column's own."""
+        check(vector_name=name)
         if name is None and len(self.vector_columns) == 1:
             return self.vector_columns[0]
         columns = dict(zip(self._info.model.output_names, self.vector_columns, strict=True))

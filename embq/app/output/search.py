@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, get_type_hints, overload
 
 import numpy as np
 
 from embq.app.output.html import results_html
 from embq.app.searching.local import OpenIndex
 from embq.app.searching.query import Query, Result, split
-from embq.core.errors import EmbqError, InputError
+from embq.core.arguments import check, listed, path_text, python_errors, whole_number
+from embq.core.errors import EmbqError, InputError, UsageError
 
 PICTURE_PX = 160
 """Long side of a thumbnail in a notebook."""
@@ -53,6 +54,10 @@ class SearchOptions(BatchOptions, total=False):
     id: int | None
 
 
+SEARCH_OPTIONS = tuple(get_type_hints(SearchOptions))
+"""Names of options of a search."""
+
+
 class Index:
     """An index that stays open for many searches; `embq.search` opens it for one.
 
@@ -63,8 +68,11 @@ class Index:
     Raises InputError if there is no index, OutputError if it is damaged.
     """
 
+    @python_errors()
     def __init__(self, path: str | PathLike[str], vector_name: str | None = None) -> None:
-        self._opened = OpenIndex(str(path), vector_name)
+        at = path_text("path", path)
+        check(vector_name=vector_name)
+        self._opened = OpenIndex(at, vector_name)
         self._pictures: _Pictures | None = None
 
     def __len__(self) -> int:
@@ -93,6 +101,7 @@ class Index:
     @overload
     def search(self, queries: np.ndarray, k: int = 10, **options: Unpack[BatchOptions]) -> Any: ...
 
+    @python_errors()
     def search(self, queries: Any = None, k: int = 10, **options: Any) -> Any:
         """The k nearest rows of each query, best first: a list of `Results`; of one query, `Results`.
 
@@ -103,6 +112,10 @@ class Index:
 
         The model stays loaded for queries with the same prompt. Raises as `embq.search`.
         """
+        if unknown := options.keys() - SEARCH_OPTIONS:
+            raise UsageError(
+                f"searches have no option {min(unknown)}", next_step=f"they have {', '.join(SEARCH_OPTIONS)}"
+            )
         base = Query.given(k=k, **options)
         items, is_single = ([], True) if queries is None else split(queries)
         loaded = [base.loaded()] if queries is None else [_loaded(base.of(item)) for item in items]
@@ -111,6 +124,7 @@ class Index:
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
         """Thumbnails of rows as data: URLs; "" if there is none."""
+        ids = [whole_number(f"ids[{place}]", id_, 0) for place, id_ in enumerate(listed("ids", ids, "ids of rows"))]
         searcher = self._opened.searcher
         collection = searcher.version.collection
         if collection.kind != "run":

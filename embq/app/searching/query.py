@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from embq.core import wire
+from embq.core.arguments import check, described, refuse_set, refused
 from embq.core.errors import InputError, MalformedError, SampleError, UsageError
 from embq.core.extras import missing
 from embq.indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, read_conditions
@@ -51,6 +52,9 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 INTEGERS = {"id", "k", "offset", "nprobe"}
 """Fields that are whole numbers."""
+
+CHECKED = {"refine", "prompt_name", "prompt", "model"}
+"""Fields of other types."""
 
 Whole = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -111,6 +115,7 @@ class Query:
         **options: Any,
     ) -> Query:
         """The query in the arguments of `embq.search`; InputError `bad_filter`, UsageError for a k of 2.5."""
+        check(image=image, **{name: options[name] for name in CHECKED & options.keys()})
         for name in INTEGERS & options.keys():
             if options[name] is not None or name in ("k", "offset"):
                 options[name] = _as_integer(name, options[name])
@@ -118,9 +123,9 @@ class Query:
             text=text,
             image=image if isinstance(image, bytes) else path_of(image),
             vector=path_of(vector) or vector,
-            where=read_conditions(where),
-            like=tuple(_as_integer("like", row) for row in like),
-            unlike=tuple(_as_integer("unlike", row) for row in unlike),
+            where=given_conditions(where),
+            like=_row_ids("like", like),
+            unlike=_row_ids("unlike", unlike),
             **options,
         )
 
@@ -185,6 +190,8 @@ class Query:
             raise UsageError(
                 f"k is {self.k}, offset is {self.offset}", next_step="ask for one result or more, after 0 or more"
             )
+        if self.nprobe is not None and self.nprobe < 1:
+            raise UsageError(f"nprobe is {self.nprobe}", next_step="search one list or more, or leave nprobe out")
         for name, most in (("where", MOST_CONDITIONS), ("like", MOST_EXAMPLES), ("unlike", MOST_EXAMPLES)):
             if (count := len(getattr(self, name))) > most:
                 raise UsageError(f"{name} is given {count} times", next_step=f"give it {most} times or fewer")
@@ -386,14 +393,43 @@ def split(queries: Any) -> tuple[list[Any], bool]:
         return [queries], True
     if not isinstance(queries, Iterable) or isinstance(queries, Mapping):
         raise UsageError(
-            f"the query is of type {type(queries).__name__}",
+            f"the query or list of queries is {described(queries)}",
             next_step="give a text, an image, a vector, or a list of them",
         )
+    refuse_set("queries", queries)
     items = list(queries)
     first = items[0] if items else ""
     if isinstance(first, Real) or (getattr(first, "ndim", None) == 0 and not isinstance(first, (str, bytes))):
         return [items], True
+    for place, item in enumerate(() if hasattr(queries, "ndim") else items):
+        _check_item(place, item)
     return items, False
+
+
+def _check_item(place: int, item: Any) -> None:
+    if isinstance(item, Real) or not (isinstance(item, (str, bytes, Path)) or hasattr(item, "__len__")):
+        raise UsageError(
+            f"item {place} of the queries is {described(item)}",
+            next_step="give texts, images as bytes or pathlib.Path, or vectors",
+        )
+
+
+def given_conditions(where: Any) -> tuple[Condition, ...]:
+    """Conditions in any of their forms, none for None; UsageError if they are no list."""
+    if where is None:
+        return ()
+    if not isinstance(where, Iterable) or isinstance(where, (bytes, Mapping)):
+        raise refused("where", where, 'a condition or a list of them, such as ["year >= 2020"]')
+    return read_conditions(where)
+
+
+def _row_ids(name: str, rows: Any) -> tuple[int, ...]:
+    """Ids of rows, none for None; UsageError if they are no list of them."""
+    if rows is None:
+        return ()
+    if not isinstance(rows, Iterable) or isinstance(rows, (str, bytes, Mapping)):
+        raise refused(name, rows, "a list of ids of rows")
+    return tuple(_as_integer(name, row) for row in rows)
 
 
 def _as_integer(name: str, value: Any) -> int:

@@ -108,7 +108,7 @@ def command() -> None:
     metavar="NAME=FILE",
     help="Additional query set for measuring: .npy, or the output of a run of the same model.",
 )
-@option("--seed", type=int, default=1234, help="Random seed for samples, queries and k-means.")
+@option("--seed", type=click.IntRange(min=0), default=1234, help="Random seed for samples, queries and k-means.")
 @process_options
 @section("Inputs")
 @vector_name_option

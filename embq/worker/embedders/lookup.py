@@ -6,7 +6,7 @@ import ast
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,7 +125,9 @@ def check_open_clip(spec: ModelSpec, architectures: Collection[str], tags: Colle
     if tag not in tags:
         raise ModelError(
             f"{spec}: {arch} {f'has no weights {tag!r}' if tag else 'needs the tag of its weights'}",
-            next_step=_near(tag, tags) if tags else f"use open_clip:{arch}?init=random for random weights",
+            next_step=_tags_text(spec, arch, tag, tags)
+            if tags
+            else f"use open_clip:{arch}?init=random for random weights",
         )
 
 
@@ -133,6 +135,23 @@ def check_architecture(spec: ModelSpec, arch: str, archs: Collection[str]) -> No
     """ModelError, with near matches, for an architecture that open_clip lacks."""
     if arch not in archs:
         raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, archs))
+
+
+KNOWN_TAGS = ("openai", "laion2b_s34b_b79k", "laion2b", "datacomp_xl", "laion400m", "webli", "dfn")
+"""Beginnings of the tags of weights that are used most, the first ones first."""
+
+
+def _tags_text(spec: ModelSpec, arch: str, tag: str, tags: Collection[str]) -> str:
+    """The whole spec with weights that are like `tag`, or with those that are used most; and further tags."""
+
+    def rank(name: str) -> tuple[int, str]:
+        place = next((place for place, start in enumerate(KNOWN_TAGS) if name.startswith(start)), len(KNOWN_TAGS))
+        return place, name
+
+    near = difflib.get_close_matches(tag, tags, n=4, cutoff=0.4) if tag else []
+    first, *further = near or sorted(tags, key=rank)[:4]
+    rest = f"; other weights: {', '.join(further)}" if further else ""
+    return f"write {replace(spec, name=f'{arch}/{first}')}{rest}"
 
 
 def _near(name: str, names: Collection[str]) -> str:
