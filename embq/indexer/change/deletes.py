@@ -111,7 +111,7 @@ def _listed(version: Version) -> Iterator[np.ndarray]:
 def _write(index: Path, bits: np.ndarray) -> File:
     temporary = index / FILES / f".deleted-{secrets.token_hex(4)}"
     try:
-        temporary.write_bytes(bits)  # `tofile` raises nothing if the disk refuses the last bytes (numpy 2.4)
+        temporary.write_bytes(bits.data)  # `tofile` raises nothing if the disk refuses the last bytes (numpy 2.4)
         digest = file_sha256(temporary)
         path = f"{FILES}/deleted-{digest[:16]}.bitmap"
         put(temporary, index / path)
