@@ -3,13 +3,13 @@
     python -m tests.mutants [--room ROOM] [-n 30] [--seed N] [--jobs 2] [--limit 120] [--output FILE] [--at-least RATE]
 
 A mutant is one small change inside of a function (`mutations.py`); 88 % of the places that could be changed are there.
-The tests are collected once, and a fork for each mutant runs them, those that import the module most directly first,
+The tests are collected once, and a fork for each mutant runs them, those nearest to its place first (`nearness.py`),
 until one fails or the limit of seconds is over. A test that fails without the mutant as well does not count.
 
 Why not mutmut or cosmic-ray: cosmic-ray starts the test command anew for each mutant, which is half a minute of
-collection here. mutmut 3 forks as well, but it rewrites the functions of a copy into trampolines that choose a mutant
-by a variable of the environment, so that every process which a test starts, and every test that looks at functions,
-runs other code than embq's, and it first runs the whole suite to learn which test calls what.
+collection here. mutmut 3 forks as well, but it rewrites all functions of a copy into trampolines that choose a mutant,
+so that tests run other code than embq's, and it first runs the whole suite to learn which test calls which function.
+What happens in processes that a test starts is not seen there, and much of embq runs in such.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def judged(job: int, waiting: queue.SimpleQueue[tuple[str, Mutant]], limit_s: fl
                 while True:
                     room, mutant = waiting.get_nowait()
                     print(json.dumps({"mutant": asdict(mutant), "limit_s": limit_s}), file=lines, flush=True)
-                    if not (answer := lines.readline()):
-                        raise SystemExit(f"pytest ended; see {log.name}")
-                    yield {"room": room, **asdict(mutant), **json.loads(answer)}
+                    yield {"room": room, **asdict(mutant), **json.loads(lines.readline())}
+        except (ConnectionError, json.JSONDecodeError) as error:
+            raise SystemExit(f"pytest ended; see {log.name}") from error
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()

@@ -13,31 +13,26 @@ from dataclasses import dataclass, replace
 PAIRS = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot, ast.In: ast.NotIn}
 SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {**PAIRS, **{other: it for it, other in PAIRS.items()}}
 REMOVED = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Assert, ast.Break, ast.Continue)
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 Place = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one place.
-
-    Attributes:
-        original, mutated: the lines of the place, joined to one without indentation.
-        start, end: the bytes of the module that `text` replaces.
-        functions: qualified name and first line of each function around the place, the outermost first.
-    """
+    """A change of one place."""
 
     path: str
     line: int
     kind: str
-    original: str
+    original: str  # the lines of the place, joined to one without indentation
     mutated: str
-    start: int
+    start: int  # of the bytes of the module that `text` replaces
     end: int
     text: str
-    functions: tuple[tuple[str, int], ...]
+    functions: tuple[
+        tuple[str, int], ...
+    ]  # qualified name and first line of each around the place, the outermost first
 
     def applied(self, source: bytes) -> bytes:
         """The mutated module."""
@@ -67,17 +62,7 @@ def mutants(path: str, source: bytes) -> Iterator[Mutant]:
             text = text.replace("{}", source[start:end].decode(), 1) if kind == "negated condition" else text
             head, tail = lines[line - 1][:column].decode(), lines[last - 1][last_column:].decode()
             original, mutated = (" ".join(f"{head}{it}{tail}".split()) for it in (source[start:end].decode(), text))
-            yield Mutant(
-                path=path,
-                line=line,
-                kind=kind,
-                original=original,
-                mutated=mutated,
-                start=start,
-                end=end,
-                text=text,
-                functions=around.functions,
-            )
+            yield Mutant(path, line, kind, original, mutated, start, end, text, around.functions)
 
 
 def _nodes(node: ast.AST, around: _Around) -> Iterator[tuple[ast.AST, _Around]]:
@@ -209,6 +194,6 @@ def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tup
         node = waiting.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id not in {"_", *shared}:
             lines[node.id] = min(node.lineno, lines.get(node.id, node.lineno))
-        if not isinstance(node, SCOPES + COMPREHENSIONS):
+        if not isinstance(node, (*SCOPES, ast.GeneratorExp)):
             waiting += ast.iter_child_nodes(node)
     yield from lines.items()

@@ -29,14 +29,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.mutants.distance import Imports
 from tests.mutants.mutations import Mutant
+from tests.mutants.nearness import Nearness
 
 STALL_S = 60.0
 """Seconds of one test after which it counts as hanging. Those of `make test` take a tenth of it."""
-
-PROCESSES = {"attacks", "e2e", "training", "ui"}
-"""Folders of tests that start processes; of equally near files the others come first."""
 
 TEARDOWN_S = 10.0
 """Seconds that fixtures of the session have to end after the last test; then their processes are killed."""
@@ -45,13 +42,11 @@ Functions = dict[tuple[str, str, int], list[FunctionType]]
 
 
 def functions_below(root: Path) -> Functions:
-    """The Python functions that exist, by file, qualified name and first line; wrapped and frozen ones too."""
-    gc.unfreeze()
+    """The Python functions that exist, by file, qualified name and first line; wrapped ones too."""
     found: Functions = defaultdict(list)
     for it in gc.get_objects():
         if type(it) is FunctionType and it.__code__.co_filename.startswith(f"{root}{os.sep}"):
             found[_place(it.__code__)].append(it)
-    gc.freeze()
     return found
 
 
@@ -94,8 +89,13 @@ class Forks:
         self._ran = 0
         self._how = ""
         self._numbers = count(1)
-        self._imports = Imports(self.root)
+        self._nearness = Nearness(self.root)
+        self._items: dict[Path, list[pytest.Item]] = defaultdict(list)
+        for item in session.items:
+            self._items[item.path].append(item)
+        gc.unfreeze()
         self._functions = functions_below(self.root / "embq")
+        gc.freeze()
         self._flaky: set[str] = set()
         session.config.pluginmanager.register(self)
 
@@ -109,7 +109,8 @@ class Forks:
         """Run the tests of a mutant, the nearest first, until one fails that passes without it."""
         began, ran = time.monotonic(), 0
         verdict: dict[str, Any] = {"verdict": "survived"}
-        items = [item for item in self._near(self.root / mutant.path) if item.nodeid not in self._flaky]
+        nearest = self._nearness.nearest(mutant.path, mutant.line)
+        items = [it for path in nearest for it in self._items[path] if it.nodeid not in self._flaky]
         while items and (rest_s := began + limit_s - time.monotonic()) > 0:
             outcome = self.run(items, limit_s=rest_s, mutant=mutant)
             ran += outcome.ran
@@ -122,17 +123,6 @@ class Forks:
             self._flaky.add(killer.nodeid)
             items = items[outcome.failed + 1 :]
         return {**verdict, "tests": ran, "seconds": round(time.monotonic() - began, 1), "flaky": sorted(self._flaky)}
-
-    def _near(self, path: Path) -> list[pytest.Item]:
-        """Tests by the distance of their file; those that reach a module through processes only stand last."""
-        distances = self._imports.distances(path)
-
-        def place(item: pytest.Item) -> tuple[Any, ...]:
-            steps, imports = distances.get(item.path, (1000, 0))
-            return steps, bool(PROCESSES & {*item.path.parts}), imports, str(item.path)
-
-        items = [item for item in self.session.items if item.path in distances or "e2e" in item.path.parts]
-        return sorted(items, key=place)
 
     def run(self, items: Sequence[pytest.Item], *, limit_s: float, mutant: Mutant | None = None) -> Outcome:
         """Run tests in a fork until the first failure or the limit. Each process that they started ends with it."""
@@ -228,6 +218,7 @@ def _end(group: int, folder: str) -> None:
     """End a fork and what it started, also that which left its session: it has the fork's folder in its environment."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+    os.kill(group, signal.SIGKILL)
     os.waitpid(group, 0)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -238,6 +229,7 @@ def _end(group: int, folder: str) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool:
     """Judge mutants instead of running the tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tool runs in the background
     with (
         socket.socket(fileno=int(os.environ.pop("EMBQ_TEST_MUTANTS"))) as connection,
         connection.makefile("rw") as lines,
