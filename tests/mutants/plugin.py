@@ -33,7 +33,7 @@ from tests.mutants.mutations import Mutant
 from tests.mutants.nearness import Nearness
 
 STALL_S = 60.0
-"""Seconds of one test after which it counts as hanging. Those of `make test` take a tenth of it."""
+"""Seconds of one test after which it counts as hanging."""
 
 TEARDOWN_S = 10.0
 """Seconds that fixtures of the session have to end after the last test; then their processes are killed."""
