@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 RESULTS ?= build/bench
 export BENCH_RESULTS := $(abspath $(RESULTS))
 
-.PHONY: demo test test-all durations check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
+.PHONY: demo test test-all durations check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install mutants test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -122,6 +122,10 @@ uptime: install   ## services under poisoned records of a laptop, a worker and a
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
 	touch $@
+
+mutants: install   ## random small mutants of the code, and which of them no test notices: [ROOM=core] [N=30] [SEED=n] [JOBS=2]
+	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM)) --number $(or $(N),30) --seed $(DRAWN) --jobs $(or $(JOBS),2) \
+		--output $(RESULTS)/mutants.json
 
 hashes: install   ## deploy/hashes.txt, which the images are installed by, from constraints.txt
 	$(BIN)/python deploy/requirements.py --hashes

@@ -1,0 +1,1 @@
+"""Random small mutants of embq, and how many of them the tests notice: `make mutants`."""
