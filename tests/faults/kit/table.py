@@ -28,8 +28,8 @@ class Recovery:
     """Faults that one test injected, and the times that it measured.
 
     Attributes:
-        slack: how many times a bar a measured time may be. `make test-all` runs beside other tests and on busy machines;
-            the bars are held where the whole matrix is run.
+        slack: how many times a bar a measured time may be. `make test-all` runs them beside other tests and on busy
+            machines; the bars are held where the whole matrix is run.
     """
 
     faults: int = 0
