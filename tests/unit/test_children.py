@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from embq.core.errors import (
     EmbqError,
+    InputError,
     MalformedError,
     OutsideError,
     SampleError,
@@ -23,6 +25,8 @@ from embq.core.errors import (
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
+from embq.indexer.stages.process import answer
+from embq.indexer.stages.units import IndexUnit, Sidecar
 from tests.support.waiting import has_ended, wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
@@ -127,3 +131,16 @@ def test_an_error_crosses_to_another_process_whole(error: EmbqError) -> None:
 @pytest.mark.parametrize("kind", ["Exit", "masked", "IntEnum", "nothing", "", 3, None])
 def test_an_error_of_no_class_of_ours_is_a_plain_one(kind: object) -> None:
     assert type(error_of({"kind": kind, "message": "a"})) is EmbqError
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(InputError("no rows", code="empty_input"), "empty_input"), (MemoryError(), "out_of_memory")],
+)
+def test_a_step_of_an_index_that_fails_is_answered_with_its_error(raised: Exception, code: str) -> None:
+    def fail(_: IndexUnit) -> Sidecar:
+        raise raised
+
+    unit = IndexUnit(index="i", build="b", stage="add", number=0, inputs="d")
+    error = error_of(answer(msgspec.json.encode(unit).decode(), fail)["error"])
+    assert error.code == code

@@ -188,3 +188,16 @@ def avif_of(iloc: bytes) -> bytes:
 )
 def test_an_avif_with_damaged_boxes_is_corrupt(code_of: Callable[[bytes], str], iloc: bytes) -> None:
     assert code_of(avif_of(iloc)) == "corrupt"
+
+
+# --- JPEG ---
+
+
+@pytest.mark.parametrize("marker", [0x01, *range(0xD0, 0xD8)])
+def test_a_marker_without_a_length_is_passed_over(marker: int) -> None:
+    data = encoded(noise(16, 24), "JPEG")
+    frame = headers.frame_of(data)
+    assert frame is not None
+    moved = headers.frame_of(data[:2] + bytes([0xFF, marker]) + data[2:])
+    assert moved is not None
+    assert (moved.width, moved.height, moved.scan_at) == (16, 24, frame.scan_at + 2)

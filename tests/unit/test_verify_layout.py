@@ -85,6 +85,18 @@ def _cut(out: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
 
 
+def _write_npy_2(out: Path) -> None:
+    path = parts(out, "text_emb")[1]
+    vectors = np.load(path)
+    with open(path, "wb") as file:
+        np.lib.format.write_array(file, vectors, version=(2, 0))
+
+
+def _break_the_header(out: Path) -> None:
+    path = parts(out, "text_emb")[1]
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+
+
 def _change_the_schema(out: Path) -> None:
     path = parts(out, "metadata")[1]
     pq.write_table(pq.read_table(path).append_column("mood", pa.nulls(6)), path)
@@ -102,6 +114,8 @@ def _change_the_schema(out: Path) -> None:
         (_store_float32, "text_emb"),
         (_store_in_fortran_order, "text_emb/"),
         (_cut, "text_emb/"),
+        (_write_npy_2, "text_emb/"),
+        (_break_the_header, "text_emb/"),
         (_change_the_schema, "metadata"),
     ],
 )
