@@ -6,6 +6,10 @@ export HF_HUB_OFFLINE ?= 1
 RESULTS ?= build/bench
 export BENCH_RESULTS := $(abspath $(RESULTS))
 
+# A command of Debian's package of the same name.
+APT = { command -v $(1) > /dev/null || { command -v apt-get > /dev/null && apt-get update -q > /dev/null \
+	&& apt-get install -y -q --no-install-recommends $(1) > /dev/null; }; }
+
 .PHONY: demo test test-all durations check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install mutants test-compose test-documents test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-kubernetes test-slow test-training soak uptime clean docs
 
 install: .venv/installed
@@ -41,7 +45,8 @@ test-slow: install   ## the tests that `make test-all` leaves out because they t
 coverage: install   ## `make test-all` with the branch coverage of the packages, also in the processes that tests start: [JOBS=4]
 	$(call PYTEST,4) --cov --cov-report=term --cov-report=html:.coverage-html
 
-test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
+test-training: install .venv/ray-installed   ## training whole, under Ray too, and the benchmark under JUBE, of Debian or named in EMBQ_TEST_JUBE
+	test -n "$$EMBQ_TEST_JUBE" || $(call APT,jube) || echo "no jube, and no apt-get: the benchmark is not tried under it"
 	$(BIN)/python -m pytest -q tests/training --slow
 
 .venv/ray-installed: .venv/installed
@@ -109,8 +114,7 @@ test-compose: install   ## the stack of containers on a Docker engine, with the 
 	$(BIN)/python -m pytest -q -s tests/compose --compose
 
 test-pages: install   ## every interaction of the web pages in a browser, Debian's chromium
-	command -v chromium > /dev/null || { command -v apt-get > /dev/null && apt-get update -q > /dev/null \
-		&& apt-get install -y -q --no-install-recommends chromium > /dev/null; } || echo "no chromium, and no apt-get: no page is tried"
+	$(call APT,chromium) || echo "no chromium, and no apt-get: no page is tried"
 	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600] [SANITIZE=1]

@@ -119,6 +119,27 @@ def test_the_flags_are_the_ones_that_embq_gives_itself() -> None:
     assert [values.get(flag, flag) for flag in flags][: len(required.flags())] == required.flags()
 
 
+def test_the_job_starts_a_module_that_there_is(tmp_path: Path) -> None:
+    (parameters,) = (one["parameter"] for one in parametersets() if one["name"] == "systemParameter")
+    starters = [one["_"] for one in parameters if one["name"] == "starter"]
+    assert len(starters) == 2
+    (line,) = (line for line in (BENCH / "submit.job.in").read_text().splitlines() if line.startswith("#STARTER#"))
+    for starter in starters:
+        words = line.replace("#STARTER#", starter).replace("#FLAGS#", "--help").split()
+        module = words[-2]
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(BENCH.parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert "No module named" not in done.stderr
+        assert "usage" in done.stdout.lower() + done.stderr.lower(), done.stderr
+
+
 # --- what JUBE makes of it ---
 
 
@@ -187,7 +208,7 @@ def test_a_queue_that_returns_at_once_is_polled_until_the_job_is_done(bench: Ben
     job.write_text(job.read_text().replace("12802", str(free_port())))
     bench.jube("run", "default.yaml", "--tag", "cpu")
     (work,) = bench.work()
-    assert [row["total_time_secs"] for row in bench.rows()] == ["nan"]
+    assert [row["total_time_secs"] for row in bench.rows()] == [""]
     wait_until(lambda: (work / "ready").exists())
     bench.jube("continue", "bench_run")
     (row,) = bench.rows()
