@@ -28,8 +28,10 @@ demo: install   ## embed real texts and photographs, verify, search
 
 PYTEST = $(BIN)/python -m pytest -q -n $(or $(JOBS),$(1)) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
+QUICK = --quick $(addprefix tests/,unit contract indexer output embedding e2e)
+
 test: install   ## the quick tests, in four minutes; `make test-all` has the others: [JOBS=2]
-	$(call PYTEST,2) -m "not pages and not fault" --quick
+	$(call PYTEST,2) $(QUICK)
 
 test-all: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4]
 	$(call PYTEST,4) -m "not pages and not fault"
@@ -37,6 +39,8 @@ test-all: install   ## unit, contract and end-to-end tests, without a browser an
 durations: install   ## `make test-all`, and the list of the tests that `make test` leaves out, in tests/slower.txt: [JOBS=4]
 	rm -rf build/durations
 	$(call PYTEST,4) -m "not pages and not fault" --record-durations build/durations
+	$(BIN)/python -m tests.support.durations build/durations
+	$(call PYTEST,2) $(QUICK) --record-durations build/durations
 	$(BIN)/python -m tests.support.durations build/durations
 
 test-slow: install   ## the tests that `make test-all` leaves out because they take long: [JOBS=4]

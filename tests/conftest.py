@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None)
     if runs_tests and (folder := config.getoption("--record-durations")):
         config.pluginmanager.register(Recorder(Path(folder)))
-    if config.getoption("--quick"):
+    elif config.getoption("--quick"):
         config.pluginmanager.register(Limiter())
 
 
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--quick"):
         names = listed()
         slower = [item for item in items if not names.isdisjoint({item.nodeid, item.nodeid.partition("[")[0]})]
-        config.stash.setdefault(LEFT_OUT, Counter())["of over half a second each: make test-all"] += len(slower)
+        config.stash.setdefault(LEFT_OUT, Counter())["of over a quarter of a second each: make test-all"] += len(slower)
         left = {id(item) for item in slower}
         items[:] = [item for item in items if id(item) not in left]
     if config.getoption("--slow"):

@@ -17,7 +17,7 @@ import click
 from embq.compat.autofaiss import build_and_print
 from embq.core.errors import Exit, InputError, UsageError, command_line
 from embq.core.formats.folders import METADATA
-from embq.core.run.reader import committed_parts
+from embq.core.run.commit_log import committed_parts
 from embq.core.storage.durable import fsync_file
 from embq.core.storage.new_folder import new_folder
 from embq.indexer.collection.clip_retrieval import FOLDERS

@@ -21,11 +21,11 @@ from embq.core.errors import InputError, TryLaterError, UsageError
 from embq.core.models import Chunking
 from embq.core.queue.result_stream import Entry
 from embq.core.rows.results import failure_batch
-from embq.core.run.commit_log import CommitLog
+from embq.core.run.commit_log import CommitLog, committed
 from embq.core.run.control import Control, save_control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.run.reader import committed, row_tables
+from embq.core.run.reader import row_tables
 from embq.core.run.run_info import load_run
 from embq.core.run.standing_failures import standing_failures
 from embq.core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest

@@ -18,8 +18,8 @@ from embq.core.errors import OutputError
 from embq.core.formats.part import opened
 from embq.core.rows.results import COLUMN_ARROW, row_schema
 from embq.core.rows.spec import FORMATS, Column, RowSpec
-from embq.core.run.commit_log import CommitLog
-from embq.core.run.reader import committed_parts, row_tables
+from embq.core.run.commit_log import CommitLog, committed_parts
+from embq.core.run.reader import row_tables
 from tests.contract.storing import Output, float32_schema, rows_table
 from tests.faults.kit.disk import SmallDisk
 from tests.support.second_reader.checks import verify

@@ -21,9 +21,10 @@ from embq.core.errors import Exit, OutputError
 from embq.core.formats.base import vectors
 from embq.core.redaction import printable
 from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import committed
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest, first_segment_writer
-from embq.core.run.reader import committed, row_tables
+from embq.core.run.reader import row_tables
 from embq.core.run.standing_failures import standing_failures
 from embq.core.units import Unit
 from embq.sources.unit_reader import read

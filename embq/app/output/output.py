@@ -22,12 +22,14 @@ from embq.core.formats.npy import mapped
 from embq.core.formats.part import opened
 from embq.core.rows.results import embedding_columns
 from embq.core.rows.vectors import restored
+from embq.core.run.commit_log import committed, committed_parts
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.run.reader import committed, committed_parts, part_tables
+from embq.core.run.reader import part_tables
 from embq.core.run.standing_failures import standing_failures
 from embq.core.settings import spool_folder
-from embq.core.storage.paths import place
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place, place
 from embq.indexer.filter.selection import matches, typed
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ class Output:
     """
 
     @python_errors()
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.root = place(path_text("path", path))
+    def __init__(self, path: str | PathLike[str] | ObjectPath) -> None:
+        self.root: Place = path if isinstance(path, ObjectPath) else place(path_text("path", path))
         self._info, self._state = committed(self.root)
         self._parts = list(committed_parts(self.root))
         info, state = self._info, self._state
@@ -279,7 +281,7 @@ class Output:
         return matrices[0] if matrices is not None and len(matrices) == 1 else None
 
 
-def open_output(path: str | PathLike[str]) -> Output:
+def open_output(path: str | PathLike[str] | ObjectPath) -> Output:
     """See `embq.open`."""
     return Output(path)
 

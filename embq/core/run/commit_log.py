@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from embq.core.errors import OutputError
 from embq.core.run.commits import MOST_BYTES, Commit, CommittedFile, CommittedUnit, damaged
 from embq.core.run.layout import Layout
-from embq.core.run.run_info import load_run
+from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import denied, names_in, output_error, write_new
 from embq.core.storage.paths import Place
@@ -215,3 +215,23 @@ def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[
                     return
                 yield name, data
             size = 1 if isinstance(root, Path) else min(AT_ONCE, 2 * size)
+
+
+def committed(root: Place) -> tuple[RunInfo, LogState]:
+    """The run of an output folder and the state of its commit log.
+
+    Raises InputError if the folder holds no run, OutputError if a record is damaged.
+    """
+    state = CommitLog(Layout(root)).replay(load_run(root).units)
+    info = load_run(root)  # after the log, which may name units that were added meanwhile
+    state.grow(info.units)
+    return info, state
+
+
+def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
+    """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
+    log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
+    for commit in log.read():
+        log.advance(state, commit)
+        yield from commit.parts
+    log.ends_with(state.n)

@@ -7,31 +7,9 @@ from collections.abc import Generator, Iterator, Sequence
 import pyarrow as pa
 
 from embq.core.formats.part import opened
-from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run.commit_log import committed_parts
 from embq.core.run.commits import CommittedFile
-from embq.core.run.layout import Layout
-from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.paths import Place
-
-
-def committed(root: Place) -> tuple[RunInfo, LogState]:
-    """The run of an output folder and the state of its commit log.
-
-    Raises InputError if the folder holds no run, OutputError if a record is damaged.
-    """
-    state = CommitLog(Layout(root)).replay(load_run(root).units)
-    info = load_run(root)  # after the log, which may name units that were added meanwhile
-    state.grow(info.units)
-    return info, state
-
-
-def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
-    """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
-    log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
-    for commit in log.read():
-        log.advance(state, commit)
-        yield from commit.parts
-    log.ends_with(state.n)
 
 
 def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from embq.core.errors import OutputError
 from embq.core.rows.results import FAILURE_SCHEMA
-from embq.core.run.commit_log import CommitLog
+from embq.core.run.commit_log import CommitLog, committed
 from embq.core.run.commits import Commit
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.run.reader import committed, part_tables
+from embq.core.run.reader import part_tables
 from embq.core.storage.paths import Place
 from embq.core.units import SAMPLES_TOLD, Retry
 
