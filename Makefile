@@ -122,9 +122,11 @@ test-pages: install   ## every interaction of the web pages in a browser, Debian
 	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600] [SANITIZE=1]
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) $(if $(SANITIZE),--sanitize) --output $(RESULTS)/fuzz$(if $(SANITIZE),-native).json
 
 uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.attacks.uptime --records $(or $(RECORDS),10000) --output $(RESULTS)/uptime.json
 
 .venv/fuzz-installed: .venv/installed
@@ -132,6 +134,7 @@ uptime: install   ## services under poisoned records of a laptop, a worker and a
 	touch $@
 
 mutants: install   ## random small mutants of the code, and which of them no test notices: [ROOM=core] [N=30] [SEED=n] [JOBS=2]
+	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM)) --number $(or $(N),30) --seed $(DRAWN) --jobs $(or $(JOBS),2) \
 		--output $(RESULTS)/mutants.json
 
