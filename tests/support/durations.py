@@ -1,8 +1,8 @@
 """The processor time of each test with the processes that it started, and the list of what `make test` leaves out.
 
 `make durations` records the times with `--record-durations FOLDER`, a file for each process that runs tests, and writes
-the list from them. A function is listed whole if its cases take over QUICK seconds on average; a case is listed alone
-if it does so by itself. A test that is not listed fails in `make test` if it takes over LIMIT seconds.
+the list from them. A function is listed whole if its cases take over QUICK seconds on average, or wait for over WAIT;
+a case is listed alone if it does so by itself. A test that is not listed fails in `make test` if it takes over LIMIT.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 QUICK = 0.25
 """Seconds of processor time that a test of `make test` may take."""
+
+WAIT = 2.0
+"""Seconds that a test of `make test` may wait, for whatever it is."""
 
 LIMIT = 3.0
 """Seconds of processor time from which a quick test fails: slow machines take twice as many as others."""
@@ -43,12 +48,14 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Measure a test with its fixtures, and with the processes that ended in it."""
-        before, imported = _spent(), LIBRARIES & sys.modules.keys()
+        began, before, imported = time.monotonic(), _spent(), LIBRARIES & sys.modules.keys()
         try:
             return (yield)
         finally:
             if imported == LIBRARIES & sys.modules.keys():
-                self._file.write(json.dumps([item.nodeid, round(_spent() - before, 3)]) + "\n")
+                seconds = _spent() - before
+                record = [item.nodeid, round(seconds, 3), round(max(0.0, time.monotonic() - began - seconds), 3)]
+                self._file.write(json.dumps(record) + "\n")
 
 
 class Limiter:
@@ -69,21 +76,28 @@ def _spent() -> float:
 
 
 def slower(folder: Path) -> list[str]:
-    """The functions and cases of the records that take over QUICK seconds, in order."""
-    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    """The functions and cases of the records that take or wait too long, in order.
+
+    Of several records of a case the longer time counts, because whoever comes first pays for what many share, and the
+    shorter wait, because a busy machine lets all wait.
+    """
+    cases: dict[str, tuple[float, float]] = {}
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().splitlines():
-            name, taken = json.loads(line)
-            cases = seconds[name.partition("[")[0]]
-            # Of two records the longer: whoever is first of those that are left pays for what many share.
-            cases[name] = max(taken, cases.get(name, 0.0))
-    names = []
-    for function, cases in seconds.items():
-        if sum(cases.values()) / len(cases) > QUICK:
-            names.append(function)
-        else:
-            names += [name for name, taken in cases.items() if taken > QUICK]
-    return sorted(names)
+            name, taken, waited = json.loads(line)
+            before = cases.get(name, (0.0, waited))
+            cases[name] = max(taken, before[0]), min(waited, before[1])
+    functions = defaultdict(list)
+    for name, times in cases.items():
+        functions[name.partition("[")[0]].append(times)
+    averages = {name: [mean(column) for column in zip(*times, strict=True)] for name, times in functions.items()}
+    whole = {name for name, times in averages.items() if _is_slow(*times)}
+    alone = {name for name, times in cases.items() if _is_slow(*times) and name.partition("[")[0] not in whole}
+    return sorted(whole | alone)
+
+
+def _is_slow(taken: float, waited: float) -> bool:
+    return taken > QUICK or waited > WAIT
 
 
 if __name__ == "__main__":
