@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.broker.client import now_ms
+from embq.core.errors import EmbqError
 from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
 from embq.core.queue.hints import Hint
 from embq.core.queue.result_stream import PublishVerdict
@@ -128,6 +130,18 @@ def test_a_worker_tells_the_broker_when_it_expects_to_end_a_unit(
     wait_until(told)
     ends_ms, size = map(int, told())
     assert (ends_ms, size) == (pytest.approx(now_ms(at_work.client) + 30_000, abs=5_000), 100)
+
+
+def test_a_beat_that_the_broker_refuses_is_the_workers_error(
+    at_work: RunCase, beating: tuple[Heartbeat, LeasedUnit]
+) -> None:
+    heartbeat, _ = beating
+    at_work.client.delete(at_work.key("meta"))
+    at_work.client.set(at_work.key("meta"), "of another type")
+    heartbeat.join(10)
+    assert not heartbeat.is_alive()
+    assert isinstance(heartbeat.failed, redis.exceptions.RedisError | EmbqError)
+    at_work.client.delete(at_work.key("meta"))
 
 
 def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
