@@ -110,6 +110,7 @@ def write_faiss_file(
         paths = faiss_paths(path, len(bounds))
         _sweep(path)
         temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}") for _ in paths]
+        published: list[Path] = []
         try:
             for temporary in temporaries:
                 with suppress(OSError):  # a file system without locks, where `_sweep` removes nothing
@@ -119,10 +120,14 @@ def write_faiss_file(
             refuse_existing(path, len(paths), overwrite=overwrite)
             for temporary, final in zip(temporaries, paths, strict=True):
                 publish(temporary, final)
+                published.append(final)
             if len(paths) > 1:
                 for other in _numbered(path) - {*paths}:  # of an export before, which would be merged with these
                     other.unlink()
         except OSError as error:
+            if not overwrite:  # or the same command would be refused for the files that it has made
+                for final in published:
+                    drop(final)
             raise disk_error(error, path) from error
         finally:
             for temporary in temporaries:

@@ -45,7 +45,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "compact": (lambda index: compact(index, runner(), Quiet()), "open write mkdir rename link"),
     "dedup": (_deduplicated, "open write mkdir rename link"),
     "export": (
-        lambda index: write_faiss_file(index, index.parent / "knn.index", shards=2, overwrite=True),
+        lambda index: write_faiss_file(index, index.parent / "knn.index", shards=2),
         "open write rename",
     ),
     "map": (lambda index: make_map(index, MapOptions(method="pca", sample=50)), "open rename"),
