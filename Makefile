@@ -33,8 +33,8 @@ QUICK = --quick $(addprefix tests/,unit contract indexer output embedding e2e)
 test: install   ## the quick tests, in four minutes; `make test-all` has the others: [JOBS=2]
 	$(call PYTEST,2) $(QUICK)
 
-test-all: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4]
-	$(call PYTEST,4) -m "not pages and not fault"
+test-all: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=4] [RELEASE=1]
+	$(call PYTEST,4) -m "not pages and not fault" $(if $(RELEASE),--known-skips)
 
 durations: install   ## `make test-all`, and the list of the tests that `make test` leaves out, in tests/slower.txt: [JOBS=4]
 	rm -rf build/durations

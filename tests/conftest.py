@@ -22,6 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--release", action="store_true", help="also the tests that build and install the package")
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
     parser.addoption("--quick", action="store_true", help="without the tests that tests/slower.txt lists")
+    parser.addoption("--known-skips", action="store_true", help="fail for a skip that tests/known_skips.txt lacks")
     parser.addoption("--record-durations", metavar="FOLDER", help="write the processor time of each test there")
 
 
@@ -139,7 +141,9 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what was left out here to the process that prints the summary."""
+    """Hand what was left out here to the process that prints the summary; fail there for skips that are not known."""
+    if _unknown_skips(session.config.pluginmanager.get_plugin("terminalreporter")):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
 
@@ -158,6 +162,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("not run")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:6,} {reason}")
+    for reason in _unknown_skips(terminalreporter):
+        terminalreporter.write_line(f"tests/known_skips.txt lacks: {reason}", red=True)
+
+
+KNOWN_SKIPS = Path(__file__).parent / "known_skips.txt"
+"""Reasons for which the tests of a release may be skipped, as patterns; # begins a comment."""
+
+
+def _unknown_skips(terminalreporter: Any) -> list[str]:
+    if terminalreporter is None or not terminalreporter.config.getoption("--known-skips"):
+        return []
+    known = [line for line in KNOWN_SKIPS.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    reasons = {_reason(report) for report in terminalreporter.stats.get("skipped", [])}
+    return sorted(reason for reason in reasons if not any(fnmatchcase(reason, pattern) for pattern in known))
 
 
 def _reason(report: Any) -> str:
