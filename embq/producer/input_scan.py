@@ -37,6 +37,9 @@ _DIGITS = re.compile(r"\d+")
 _BARE = ("jsonl", "lines")
 """Kinds of which a file of zero bytes is empty; of all others it is damaged."""
 
+_NAMES = re.compile(r"[\w.-]+([,;|])[\w.-]+(?:\1[\w.-]+)*")
+"""Names of columns with a delimiter between them."""
+
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
@@ -156,7 +159,10 @@ class InputScan:
         if shown:
             unlisted = f" and {len(names) - 20:,} more" if len(names) > 20 else ""
             self.listing.header = f"header of {base_name(path)}: {', '.join(shown)}{unlisted}"
-        if len(names) == 1 and (" " in names[0].strip() or _NUMBER.fullmatch(names[0].strip())):
+        if len(names) == 1 and (several := _NAMES.fullmatch(names[0])):
+            why = f"its header has one column, {shown[0]}; --delimiter '{several[1]}' splits it"
+            self._doubtful = (f"{path}: {why}",)
+        elif len(names) == 1 and (" " in names[0].strip() or _NUMBER.fullmatch(names[0].strip())):
             why = f"its first line, {shown[0]}, is taken for a header; --no-header makes it a row"
             self._doubtful = (f"{path}: {why}",)
 
@@ -217,16 +223,10 @@ class InputScan:
         """
         missing = [path for path in self._missing if not was_planned(path)]
         if missing:
-            typed = [path.removeprefix(f"{os.getcwd()}/") for path in missing]
-            url = next((url for path in typed if (url := mistyped_url(path, SCHEMES))), "")
             raise InputError(
                 f"{_listed(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
                 code="source_missing",
-                next_step=f"a URL has two slashes: {url}"
-                if url
-                else f"{NOT_STREAMED}, and name that"
-                if "-" in typed
-                else "check the names, and that the disk is mounted on this machine",
+                next_step=_way_to(missing),
             )
         if not self._pieces.count and not self._missing:
             if excluded := self.listing.left_out["--include and --exclude"]:
@@ -325,6 +325,21 @@ class _Pieces:
         for block in self._blocks:
             yield from map(json.loads, zlib.decompress(block).decode("utf-8", "surrogateescape").split("\n"))
         yield from map(json.loads, self._open)
+
+
+def _way_to(missing: Sequence[str]) -> str:
+    """The next step where paths are missing."""
+    typed = [path.removeprefix(f"{os.getcwd()}/") for path in missing]
+    for path, text in zip(missing, typed, strict=True):
+        if url := mistyped_url(text, SCHEMES):
+            return f"a URL has two slashes: {url}"
+        if text == "-":
+            return f"{NOT_STREAMED}, and name that"
+        if text.startswith("~/"):
+            return f"write $HOME{text[1:]}: the shell leaves ~ as it is in quotes and behind ="
+        if os.path.islink(path):
+            return f"{path} is a link to {os.readlink(path)}: put back what it leads to"
+    return "check the names, and that the disk is mounted on this machine"
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -244,6 +244,16 @@ def test_other_urls_are_refused(text: str) -> None:
         place(text)
 
 
+def test_a_tilde_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("~", "~/out"):
+        with pytest.raises(UsageError, match="the shell") as refused:
+            place(text)
+        assert f"write $HOME{text[1:]}," in refused.value.next_step
+    (tmp_path / "~").mkdir()
+    assert place("~/out") == place("./~/out") == tmp_path / "~" / "out"
+
+
 @pytest.mark.parametrize("scheme", [*NEEDED, *SPELLINGS])
 def test_a_url_with_one_slash_is_no_folder(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as refused:

@@ -224,6 +224,9 @@ def test_a_built_index_is_open(tmp_path: Path) -> None:
         embq.build_index(root, metrics="l2")
     with pytest.raises(UsageError, match="metric_type="):
         embq.build_index(root, metric_type="cos")
+    for call in (lambda: again.search(vector=[1.0] * 8), lambda: again.pictures([0])):
+        with pytest.raises(UsageError, match="the index is closed"):
+            call()
 
 
 def test_results_over_images_have_thumbnails(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from embq.app.cli.entry_point import cli
-from embq.core.errors import InputError, SourceError
+from embq.core.errors import EmbqError, InputError, SourceError
 from embq.producer.plan import plan
 from embq.sources.formats.delimited_rows import DELIMITERS
+from embq.sources.formats.text_files import BINARY
 from embq.sources.reader_options import ROWS, ReadOptions
 from embq.sources.unit_reader import read
 from tests.support.planning import code, samples_of, units_of
@@ -219,6 +220,26 @@ def test_json_lines_are_not_taken_for_a_csv(tmp_path: Path, name: str) -> None:
     if not name.endswith(".gz"):
         plan([str(tmp_path / name)], ReadOptions(kind="jsonl"))
     assert len(samples_of(tmp_path / name, no_header="yes", delimiter="\t")) == 2
+
+
+@pytest.mark.parametrize("mark", [",", ";", "|"])
+def test_names_that_another_delimiter_would_split_are_told(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "t.tsv").write_text(f"id{mark}text\n1{mark}one\n")
+    planned = plan([str(tmp_path / "t.tsv")], ReadOptions())
+    list(planned.units)
+    (warning,) = planned.warnings
+    assert f"--delimiter '{mark}'" in warning
+    (sample,) = samples_of(tmp_path / "t.tsv", delimiter=mark)
+    assert (sample.key, sample.text) == ("1", "one")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.txt"])
+@pytest.mark.parametrize("magic", BINARY)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, magic: bytes) -> None:
+    (tmp_path / name).write_bytes(magic + bytes(range(256)))
+    with pytest.raises(EmbqError, match=BINARY[magic]) as refused:
+        _ = [list(read(unit, [])) for unit in plan([str(tmp_path / name)], ReadOptions()).units]
+    assert "iconv" not in f"{refused.value.message} {refused.value.next_step}"
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.txt"])

@@ -135,6 +135,15 @@ def test_what_is_read_once_is_to_be_written_into_a_file(
     assert "into a file first" in refused.value.next_step
 
 
+def test_a_link_to_nowhere_and_a_tilde_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("nowhere.txt", "t.txt")
+    for name, said in (("t.txt", "is a link to nowhere.txt"), ("~/t.txt", "write $HOME/t.txt")):
+        with pytest.raises(InputError, match="is not found") as refused:
+            plan_of(name)
+        assert said in refused.value.next_step
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_port_that_no_host_has_is_refused_at_once(scheme: str) -> None:
     url = f"{scheme}://127.0.0.1:99999/x.tar"

@@ -81,7 +81,18 @@ UNLISTED = {
 }
 """Verbs that only clip-retrieval and autofaiss have -> where they are."""
 
-FOREIGN_VERBS = {"end2end": ["embq run"], "back": ["embq serve"], "filter": ["embq search"]}
+FOREIGN_VERBS = {
+    verb: [ours]
+    for ours, verbs in (
+        ("embq run", ("end2end", "embed", "encode", "start")),
+        ("embq status", ("list", "ls", "ps")),
+        ("embq search", ("filter", "query")),
+        ("embq index", ("build",)),
+        ("embq cancel", ("stop",)),
+        ("embq serve", ("back",)),
+    )
+    for verb in verbs
+}
 """Those without a translation -> ours, as suggestions."""
 
 HELP = ("-h", "--help")

@@ -73,6 +73,7 @@ class Index:
         at = path_text("path", path)
         check(vector_name=vector_name)
         self._opened = OpenIndex(at, vector_name)
+        self._is_closed = False
         self._pictures: _Pictures | None = None
 
     def __len__(self) -> int:
@@ -86,9 +87,14 @@ class Index:
 
     def close(self) -> None:
         """Close the files, and end the processes that cut thumbnails."""
+        self._is_closed = True
         self._opened.searcher.close()
         if self._pictures is not None:
             self._pictures.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the index is closed", next_step="open it again: embq.Index(...)")
 
     @overload
     def search(
@@ -112,6 +118,7 @@ class Index:
 
         The model stays loaded for queries with the same prompt. Raises as `embq.search`.
         """
+        self._require_open()
         if unknown := options.keys() - SEARCH_OPTIONS:
             raise UsageError(
                 f"searches have no option {min(unknown)}", next_step=f"they have {', '.join(SEARCH_OPTIONS)}"
@@ -124,6 +131,7 @@ class Index:
 
     def pictures(self, ids: Sequence[int]) -> list[str]:
         """Thumbnails of rows as data: URLs; "" if there is none."""
+        self._require_open()
         ids = [whole_number(f"ids[{place}]", id_, 0) for place, id_ in enumerate(listed("ids", ids, "ids of rows"))]
         searcher = self._opened.searcher
         collection = searcher.version.collection

@@ -36,6 +36,11 @@ def place(text: str | Place) -> Place:
     if not separator:
         if url := mistyped_url(text, {*NEEDED, *SPELLINGS}):
             raise UsageError(f"{text}: a URL has two slashes", next_step=f"write {url}, or ./{text} for a folder")
+        if text == "~" or (text.startswith("~/") and not os.path.lexists("~")):
+            why = "the shell leaves ~ as it is in quotes and behind ="
+            raise UsageError(
+                f"{text}: {why}", next_step=f"write $HOME{text[1:]}, or ./{text} for a folder of that name"
+            )
         path = os.path.abspath(text)
         refuse_unnameable(path)  # by the current folder, too
         return Path(path)

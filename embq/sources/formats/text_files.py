@@ -318,6 +318,12 @@ def refuse_encoding(path: str, head: bytes) -> None:
         head: its first bytes, at least `_START_BYTES` if it is not shorter.
     """
     start = head[:_START_BYTES]
+    if kind := next((kind for magic, kind in BINARY.items() if start.startswith(magic)), ""):
+        raise SourceError(
+            f"{path}: is {kind}, whatever its name says",
+            code="source_damaged",
+            next_step="save its texts as UTF-8 in a .csv, .jsonl or .txt, or leave it out",
+        )
     if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):  # before UTF-16, whose mark begins that of UTF-32
         what, encoding = "is UTF-32, not UTF-8", "UTF-32"
     elif start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -334,6 +340,19 @@ def refuse_encoding(path: str, head: bytes) -> None:
         code="source_damaged",
         next_step="convert it, or leave it out",
     )
+
+
+BINARY = {
+    b"PK\x03\x04": "a zip archive, such as a workbook of Excel or a document of Word",
+    b"\xd0\xcf\x11\xe0": "a document of an old Excel or Word",
+    b"%PDF-": "a PDF",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"PAR1": "a parquet file",
+    b"ARROW1": "an Arrow file",
+    b"SQLite format 3": "a database of SQLite",
+}
+"""First bytes of files that no text begins with."""
 
 
 def _wide_encoding(start: bytes) -> str:
