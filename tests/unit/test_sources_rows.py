@@ -229,7 +229,7 @@ def test_a_quote_that_nothing_closes_refuses_its_file_and_no_other(
         ("text\na red car\n".encode("utf-32-be"), "UTF-32 without a mark; iconv -f UTF-32BE"),
         ("text\n\u4f60\u597d\u8054\u901a\u4e16\u754c\n".encode("utf-32-le"), "iconv -f UTF-32LE"),
         ("text\n\u4f60\u597d\u8054\u901a\u4e16\u754c\n".encode("utf-32-be"), "iconv -f UTF-32BE"),
-        (b"\xff\xd8\xff\xe0\x00\x10JFIF\n\x02\n", "binary"),
+        (b"\xff\x00\x01\xe0\x00\x10JFIF\n\x02\n", "binary"),
         ("text\na red car\n".encode("utf-16-be"), "iconv -f UTF-16BE"),
         ("text\ncaf\u00e9\nplain\nna\u00efve \u00e9".encode("latin-1"), "text, but not UTF-8"),
         (
