@@ -93,9 +93,12 @@ class Condition:
         if not _WHOLE.fullmatch(value) and (several := _SEVERAL.search(value)):
             raise UsageError(
                 f"{text[:100]!r} has several conditions",
-                next_step="give --where once for each: all must hold"
-                if several[1].lower() == "and"
-                else "one of several values is COLUMN in VALUE, VALUE",
+                next_step=(
+                    "give --where once for each: all must hold"
+                    if (several[1] or several[2]).lower() == "and"
+                    else "one of several values is COLUMN in VALUE, VALUE"
+                )
+                + "; a value in quotes is taken as it is",
             )
         try:
             if op != "in":
@@ -147,8 +150,11 @@ _TEXT = re.compile(
 _WHOLE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|\[.*", re.DOTALL)
 """A value in quotes, or a list."""
 
-_SEVERAL = re.compile(r"\s(and|or)\s+(?:`[^`]{1,1000}`|\w+)\s*(?:[=<>]|!=|\b(?:contains|in)\s)", re.IGNORECASE)
-"""A second condition in a value: a word, a column and an operator."""
+_COLUMN = r"(?:`[^`]{1,1000}`|\w+)"
+_SEVERAL = re.compile(
+    rf"\s((?i:and|or))\s+{_COLUMN}\s*(?:[=<>]|!=)|\s(AND|OR)\s+{_COLUMN}\s+(?:contains|in)\s",
+)
+"""A second condition in a value. In small letters `and` and `in` are words of texts, as in `cat and dog in a park`."""
 
 
 def _items(text: str) -> list[str]:
