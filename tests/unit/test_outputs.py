@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from embq.core.errors import ConfigError, InputError, UsageError
+from embq.core.run.layout import ENTRIES, MARKS, run_above
 from embq.core.settings import Settings
 from embq.core.storage.paths import Outputs
 from embq.producer.announce import refuse_secrets
@@ -148,3 +149,13 @@ def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
 )
 def test_other_inputs_are_taken(text: str) -> None:
     refuse_secrets([text])
+
+
+@pytest.mark.parametrize("entry", sorted(ENTRIES - MARKS))
+def test_a_folder_of_somebody_elses_is_no_part_of_a_run(tmp_path: Path, entry: str) -> None:
+    inner = tmp_path / entry / "below"
+    inner.mkdir(parents=True)
+    (tmp_path / "run.json").write_text("{}")  # of another tool
+    assert run_above(inner) is None
+    (tmp_path / "manifest").mkdir()
+    assert run_above(inner) == tmp_path

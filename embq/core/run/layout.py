@@ -209,7 +209,7 @@ def run_above(folder: Place) -> Path | None:
         inner = Path(os.path.abspath(folder))
         for above in inner.parents:
             with suppress(OSError):
-                if inner.relative_to(above).parts[0] in ENTRIES and (above / "run.json").is_file():
+                if inner.relative_to(above).parts[0] in ENTRIES and all((above / name).exists() for name in MARKS):
                     return above
     return None
 
