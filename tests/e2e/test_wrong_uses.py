@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "index out other_model -o new": (65, "the one has vectors of stub:16, the other of stub:8"),
     "pause out": (65, "is done"),
     "cancel out": (65, "is done"),
-    "cancel stopped": (65, "is stopped"),
+    "cancel stopped": (78, "no `embq run` is at work"),
     # --- paths that the file system cannot follow
     **{
         f"{verb} {path}": (2, "cannot be used")

@@ -56,10 +56,11 @@ class ResolvedRun:
         if self.client is None:
             if self.root is None and not re.fullmatch(r"[0-9a-f]{16}", self.run):
                 refuse_missing(Path(self.run))
-            self._refuse_idle()
+            self._refuse_done()
+            resume = f"; a run that was stopped goes on with {command_line('resume', self.root)}" if self.root else ""
             raise ConfigError(
                 f"no `embq run` is at work on {self.root or self.run} on this machine, and no broker is configured",
-                next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL",
+                next_step=f"give --broker redis://HOST:6379 or set EMBQ_BROKER_URL{resume}",
             )
         record = self.record or registered(self.client).get(self.run)
         if record is None:
@@ -69,20 +70,17 @@ class ResolvedRun:
             )
         return record, self.client
 
-    def _refuse_idle(self) -> None:
-        """Raise InputError `not_running` for a run of this machine on which nothing is at work."""
+    def _refuse_done(self) -> None:
+        """Raise InputError `not_running` for a run that is done; one that is not may be at work through any broker."""
         if self.root is None:
             return
         info, state = committed(self.root)
-        done = f"{state.count:,} of {info.units:,} units are done"
-        raise InputError(
-            f"the run in {self.root} is {'done' if state.closed else 'stopped'}: {done}, "
-            "and no process of this machine is at work on it",
-            next_step="there is nothing to stop"
-            if state.closed
-            else f"there is nothing to stop; {command_line('resume', self.root)} goes on, and --broker names a broker",
-            code="not_running",
-        )
+        if state.closed:
+            raise InputError(
+                f"the run in {self.root} is done: {state.count:,} of {info.units:,} units",
+                next_step="there is nothing to stop",
+                code="not_running",
+            )
 
 
 def resolve_run(named: str, broker: str) -> ResolvedRun:
