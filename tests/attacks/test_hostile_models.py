@@ -21,38 +21,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-open_clip = pytest.importorskip("open_clip")
-
-from safetensors.torch import save_file  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
-
-from embq.app.doctor import probes  # noqa: E402
-from embq.core.errors import ModelError, SampleError  # noqa: E402
-from embq.core.models import Chunking, ModelConfig, ModelSpec  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
-from embq.training.openclip.checkpoints import Arguments  # noqa: E402
-from embq.training.openclip.models import checked_model, initial_model  # noqa: E402
-from embq.worker.embedders import loading  # noqa: E402
-from embq.worker.embedders.base import HasChunks  # noqa: E402
-from embq.worker.embedders.lookup import locate  # noqa: E402
-from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
-from embq.worker.embedders.query.sentence import LightSentence  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.clip import (  # noqa: E402
+from embq.app.doctor import probes
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig, ModelSpec
+from embq.core.units import Sample
+from embq.training.export.openclip import tokenizer_of, write_tokenizer
+from embq.training.openclip.checkpoints import Arguments
+from embq.training.openclip.models import checked_model, initial_model
+from embq.worker.embedders import loading
+from embq.worker.embedders.base import HasChunks
+from embq.worker.embedders.lookup import locate
+from embq.worker.embedders.query.loading import open_query_model
+from embq.worker.embedders.query.sentence import LightSentence
+from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
+from tests.support.models.clip import (
     MODEL,
     PREPROCESS,
     hub_commit,
 )
-from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
+from tests.support.models.text import WIDTH, save_sentence_model, save_trunk
+
+st = lazy("sentence_transformers.sentence_transformer.modules")
+torch = lazy("torch")
+open_clip = lazy("open_clip")
+
 
 CODE = """
 from pathlib import Path
 Path({marker!r}).touch()
-from transformers import BertModel, BertTokenizerFast
 class Mine(BertModel): pass
 class MyTokenizer(BertTokenizerFast): pass
 """
@@ -69,8 +68,8 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     made = open_clip.create_model(f"local-dir:{clip}")
     save_file({name: one.contiguous() for name, one in made.state_dict().items()}, clip / "open_clip_model.safetensors")
-    save_sentence_model(root / "st", [Transformer(str(trunk)), Pooling(WIDTH)])
-    save_sentence_model(root / "dense", [Transformer(str(trunk)), Pooling(WIDTH), Dense(WIDTH, 8)])
+    save_sentence_model(root / "st", [st.Transformer(str(trunk)), st.Pooling(WIDTH)])
+    save_sentence_model(root / "dense", [st.Transformer(str(trunk)), st.Pooling(WIDTH), st.Dense(WIDTH, 8)])
     return root
 
 
@@ -556,7 +555,7 @@ def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
     for commit, network in (("a" * 40, "st"), ("b" * 40, "other")):
         if network == "other":
             trunk = save_trunk(place.root / "trunk-2", "bert", seed=1)
-            save_sentence_model(place.root / network, [Transformer(str(trunk)), Pooling(WIDTH)])
+            save_sentence_model(place.root / network, [st.Transformer(str(trunk)), st.Pooling(WIDTH)])
         shutil.copytree(place.root / network, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     main = repository / "refs" / "main"

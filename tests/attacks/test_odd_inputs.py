@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,10 +31,14 @@ from embq.sources.reader_options import ReadOptions
 from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.registry import load
 from tests.support.archives import zstd
+from tests.support.lazy import lazy
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
 from tests.support.second_reader.checks import verify
 from tests.support.second_reader.samples import reread
+
+open_clip = lazy("open_clip")
+
 
 DIM = 8
 MODEL = f"stub:{DIM}"

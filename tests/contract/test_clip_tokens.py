@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("open_clip")
+from tests.support.lazy import lazy
 
-from open_clip.tokenizer import SimpleTokenizer
+open_clip = lazy("open_clip")
+clip_tokens = lazy("embq.worker.embedders.text.clip_tokens")
+lazy("torch")
 
-from embq.worker.embedders.text import clip_tokens
-from embq.worker.embedders.text.clip_tokens import ClipTokens
 
 ODD = (
     *("don’t", "I'LL", "they've", "ﬁne", "Ｆｕｌｌ", "İstanbul", "ǅ", "日本語", "🎉", "Ünïcödé", "schÃ¶n"),
@@ -42,8 +41,8 @@ def captions(count: int) -> list[str]:
 
 @pytest.mark.parametrize("clean", ["lower", "whitespace", "canonicalize"])
 def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = SimpleTokenizer(clean=clean)
-    ours = ClipTokens(SimpleTokenizer(clean=clean), None)
+    theirs = open_clip.tokenizer.SimpleTokenizer(clean=clean)
+    ours = clip_tokens.ClipTokens(open_clip.tokenizer.SimpleTokenizer(clean=clean), None)
     monkeypatch.setattr(clip_tokens, "WORD_CACHE_MAX", 500)
     for caption in captions(600):
         row, is_cut = ours.row(caption)
@@ -59,5 +58,5 @@ def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytes
 
 
 def test_a_tokeniser_of_another_kind_is_asked_itself() -> None:
-    theirs: Any = SimpleTokenizer(reduction_mask="simple")
-    assert np.array_equal(ClipTokens(theirs, None).row("a dog")[0], theirs(["a dog"])[0])
+    theirs: Any = open_clip.tokenizer.SimpleTokenizer(reduction_mask="simple")
+    assert np.array_equal(clip_tokens.ClipTokens(theirs, None).row("a dog")[0], theirs(["a dog"])[0])

@@ -20,9 +20,11 @@ from embq.testing.embedders import *  # noqa: F403
 from embq.testing.embedders import LONG, text_sample, vectors_of
 from embq.worker.embedders.base import Embedder, Truncated
 from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
 from tests.support.models.vision import save_vision
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
+
 
 CASES: dict[str, tuple[str | tuple[str, ...], tuple[str, ...]]] = {
     "stub text": ("stub:48", ("text",)),

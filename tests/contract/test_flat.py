@@ -12,23 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from sentence_transformers import SentenceTransformer  # noqa: E402
-from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
-from transformers import masking_utils  # noqa: E402
-
-from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.base import padded_tokens  # noqa: E402
-from embq.worker.embedders.device.placement import all_on_device  # noqa: E402
-from embq.worker.embedders.device.tuning import FLAT as FLAT_PATH  # noqa: E402
-from embq.worker.embedders.device.tuning import OptionalPaths  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from embq.worker.embedders.text import flat_attention  # noqa: E402
-from embq.worker.embedders.text.flat_attention import (  # noqa: E402
+from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import padded_tokens
+from embq.worker.embedders.device.placement import all_on_device
+from embq.worker.embedders.device.tuning import FLAT as FLAT_PATH
+from embq.worker.embedders.device.tuning import OptionalPaths
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.text import flat_attention
+from embq.worker.embedders.text.flat_attention import (
     CAUSAL,
     EVERYWHERE,
     NAME,
@@ -37,13 +30,11 @@ from embq.worker.embedders.text.flat_attention import (  # noqa: E402
     attend_by_length,
     kernel_for,
 )
-from embq.worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
-from embq.worker.embedders.text.flat_pooling import MODES  # noqa: E402
-from embq.worker.embedders.text.forward import probe_texts  # noqa: E402
-from embq.worker.embedders.text.prompts import Prompt  # noqa: E402
-from embq.worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
-from embq.worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
-from tests.support.models.text import (  # noqa: E402
+from embq.worker.embedders.text.flat_batch import FlatTexts, flattened
+from embq.worker.embedders.text.forward import probe_texts
+from embq.worker.embedders.text.prompts import Prompt
+from tests.support.lazy import lazy
+from tests.support.models.text import (
     CORPUS,
     POSITIONS,
     TRUNKS,
@@ -54,6 +45,14 @@ from tests.support.models.text import (  # noqa: E402
     sentence_pieces,
     word_pieces,
 )
+
+sentence_transformers = lazy("sentence_transformers")
+st = lazy("sentence_transformers.sentence_transformer.modules")
+transformers = lazy("transformers")
+torch = lazy("torch")
+flat_pooling = lazy("embq.worker.embedders.text.flat_pooling")
+sentence = lazy("embq.worker.embedders.text.sentence")
+
 
 FLAT = (
     *("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra"),
@@ -181,7 +180,9 @@ def assert_equal(rows: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("family", FLAT)
 def test_flat_padded_and_sentence_transformers_agree(family: str, trunks: Callable[[str], Path]) -> None:
     folder = trunks(family)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(
+        list(TEXTS), show_progress_bar=False
+    )
     embedder = loaded(f"st:{folder}")
     assert_equal(vectors_of(embedder), expected)
     embedder.flatten(attend_by_length)
@@ -190,8 +191,15 @@ def test_flat_padded_and_sentence_transformers_agree(family: str, trunks: Callab
     assert_equal(np.concatenate([vectors_of(embedder, [text]) for text in TEXTS[:3]]), expected[:3])
 
 
+POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+def test_all_kinds_of_pooling_are_tried() -> None:
+    assert set(POOLING) == set(flat_pooling.MODES)
+
+
 @pytest.mark.parametrize(
-    ("modes", "include_prompt"), [*((mode, False) for mode in MODES), (("weightedmean", "cls", "max"), True)], ids=str
+    ("modes", "include_prompt"), [*((mode, False) for mode in POOLING), (("weightedmean", "cls", "max"), True)], ids=str
 )
 def test_every_pooling_is_that_of_sentence_transformers(
     modes: Any, include_prompt: bool, transformer: st.Transformer
@@ -200,9 +208,9 @@ def test_every_pooling_is_that_of_sentence_transformers(
     pooling = st.Pooling(WIDTH, modes, include_prompt=include_prompt)
     modules = [transformer, pooling, st.Dense(width, 24), st.LayerNorm(24), st.Normalize()]
     options = {"prompts": {"passage": PROMPT}, "default_prompt_name": "passage", "truncate_dim": 20}
-    model = SentenceTransformer(modules=modules, device="cpu", **options).eval()
+    model = sentence_transformers.SentenceTransformer(modules=modules, device="cpu", **options).eval()
     expected = model.encode(list(TEXTS), show_progress_bar=False)
-    embedder = SentenceEmbedder(
+    embedder = sentence.SentenceEmbedder(
         model,
         ModelConfig(spec="st:model", modalities=("text",), precision="fp32"),
         torch.device("cpu"),
@@ -244,7 +252,9 @@ def test_token_types_travel_with_the_tokens(tmp_path: Path) -> None:
         single="[CLS]:0 $A:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     folder = save_trunk(tmp_path / "typed", "bert", seed=2, tokenizer=tokenizer)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(
+        list(TEXTS), show_progress_bar=False
+    )
     assert_equal(vectors_of(flat(f"st:{folder}")), expected)
 
 
@@ -257,13 +267,13 @@ def test_no_mask_is_made_for_the_attention_and_the_model_is_as_it_was_after_it(t
         "inputs_embeds": torch.zeros(2, 4, WIDTH),
         "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]),
     }
-    assert masking_utils.create_bidirectional_mask(**arguments) is not None
+    assert transformers.masking_utils.create_bidirectional_mask(**arguments) is not None
     attention = AttentionWithinTexts(config)
     with attention:
         with attention:  # as by two threads, of which one is done before the other
             pass
         assert config._attn_implementation == NAME
-        assert masking_utils.create_bidirectional_mask(**arguments) is None
+        assert transformers.masking_utils.create_bidirectional_mask(**arguments) is None
     assert config._attn_implementation == before
     with pytest.raises(RuntimeError, match="on purpose"), attention:
         raise RuntimeError("on purpose")
@@ -283,7 +293,9 @@ def test_a_module_that_looks_at_padded_tokens_keeps_the_padding(
     embedder.flatten(attend_by_length)
     assert embedder.cost is padded_tokens
     assert "path=padded lacks=modules" in events.text
-    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(
+        list(TEXTS), show_progress_bar=False
+    )
     assert_equal(vectors_of(embedder), expected)
 
 
@@ -425,11 +437,11 @@ def test_a_device_without_room_for_fp32_pads(
 
 
 @pytest.mark.usefixtures("bf16_cpu")
-@pytest.mark.parametrize("kind", [SentenceEmbedder, TransformerEmbedder])
+@pytest.mark.parametrize("kind", ["st", "hf"])
 def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
-    kind: Any, trunks: Callable[[str], Path]
+    kind: str, trunks: Callable[[str], Path]
 ) -> None:
-    spec = f"{'st' if kind is SentenceEmbedder else 'hf'}:{trunks('bert')}"
+    spec = f"{kind}:{trunks('bert')}"
     embedder, padded = flat(spec, "bf16"), loaded(spec)
     calls = []
     path = embedder._flat

@@ -14,22 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
-
-from sentence_transformers import SentenceTransformer  # noqa: E402
-from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
-from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer  # noqa: E402
-from sentence_transformers.util import quantize_embeddings  # noqa: E402
-
-from embq.core.errors import ModelError, SampleError  # noqa: E402
-from embq.core.models import Chunking, ModelConfig  # noqa: E402
-from embq.core.rows.spec import RowSpec  # noqa: E402
-from embq.core.rows.vectors import restored, stored  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.base import Embedder, Truncated  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.text import (  # noqa: E402
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.rows.spec import RowSpec
+from embq.core.rows.vectors import restored, stored
+from embq.core.units import Sample
+from embq.worker.embedders.base import Embedder, Truncated
+from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
+from tests.support.models.text import (
     CORPUS,
     POSITIONS,
     TRUNKS,
@@ -40,6 +33,11 @@ from tests.support.models.text import (  # noqa: E402
     sentence_pieces,
     word_pieces,
 )
+
+sentence_transformers = lazy("sentence_transformers")
+st = lazy("sentence_transformers.sentence_transformer.modules")
+torch = lazy("torch")
+
 
 TEXTS = (
     "a",
@@ -77,8 +75,8 @@ def trunks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def reference(folder: Path) -> SentenceTransformer:
-    model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+def reference(folder: Path) -> sentence_transformers.SentenceTransformer:
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
     if model.tokenizer is not None and getattr(model.tokenizer, "pad_token", "") is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
     return model
@@ -98,7 +96,7 @@ def vectors_of(embedder: Embedder, texts: Sequence[str], *, batch: int = 4) -> n
     return rows[np.argsort(order)]
 
 
-def edges(model: SentenceTransformer) -> list[str]:
+def edges(model: sentence_transformers.SentenceTransformer) -> list[str]:
     """Texts of exactly as many tokens as the model reads, and of one more."""
     found = []
     for tokens in (POSITIONS, POSITIONS + 1):
@@ -205,7 +203,7 @@ def _dense(**options: Any) -> list[Any]:
 def _words() -> st.WordEmbeddings:
     vocabulary = sorted({word for line in CORPUS for word in line.split()})
     weights = torch.randn(len(vocabulary), WIDTH).numpy()
-    return st.WordEmbeddings(WhitespaceTokenizer(vocabulary, stop_words=[], do_lower_case=True), weights)
+    return st.WordEmbeddings(st.tokenizer.WhitespaceTokenizer(vocabulary, stop_words=[], do_lower_case=True), weights)
 
 
 WORDY = ("the quick brown fox", "over the lazy dog", "return the base two", "the text is computed")
@@ -306,22 +304,22 @@ def prompted(trunks: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize(
-    ("query", "encode"),
+    ("query", "method", "options"),
     [
-        ("", SentenceTransformer.encode),
-        ("?prompt_name=query", SentenceTransformer.encode_query),
-        ("?prompt_name=document", SentenceTransformer.encode_document),
-        ("?prompt_name=passage", partial(SentenceTransformer.encode, prompt_name="passage")),
-        ("?prompt=Instruct:%20a%26b%2B", partial(SentenceTransformer.encode, prompt="Instruct: a&b+")),
-        ("?prompt=", partial(SentenceTransformer.encode, prompt="")),
+        ("", "encode", {}),
+        ("?prompt_name=query", "encode_query", {}),
+        ("?prompt_name=document", "encode_document", {}),
+        ("?prompt_name=passage", "encode", {"prompt_name": "passage"}),
+        ("?prompt=Instruct:%20a%26b%2B", "encode", {"prompt": "Instruct: a&b+"}),
+        ("?prompt=", "encode", {"prompt": ""}),
     ],
     ids=["default", "query", "document", "name", "text", "none"],
 )
 def test_prompts_are_chosen_as_sentence_transformers_chooses_them(
-    query: str, encode: Callable[..., np.ndarray], prompted: Path
+    query: str, method: str, options: dict[str, str], prompted: Path
 ) -> None:
-    embedder = loaded(f"st:{prompted}{query}")
-    assert_equal(vectors_of(embedder, TEXTS), encode(reference(prompted), list(TEXTS), show_progress_bar=False))
+    expected = getattr(reference(prompted), method)(list(TEXTS), show_progress_bar=False, **options)
+    assert_equal(vectors_of(loaded(f"st:{prompted}{query}"), TEXTS), expected)
 
 
 def test_a_prompt_is_part_of_the_fingerprint_and_so_is_a_length(prompted: Path, trunks: Callable[[str], Path]) -> None:
@@ -341,7 +339,10 @@ def test_a_prompt_for_queries_or_documents_takes_their_route(
 ) -> None:
     modules = MODULES[kind](trunks("bert"))
     folder = save_sentence_model(tmp_path / "model", modules, prompts={"query": "query: "})
-    encode = {"query": SentenceTransformer.encode_query, "document": SentenceTransformer.encode_document}[task]
+    encode = {
+        "query": sentence_transformers.SentenceTransformer.encode_query,
+        "document": sentence_transformers.SentenceTransformer.encode_document,
+    }[task]
     expected = encode(reference(folder), list(TEXTS), show_progress_bar=False)
     assert_equal(vectors_of(loaded(f"st:{folder}?prompt_name={task}"), TEXTS), expected)
 
@@ -423,12 +424,12 @@ def test_stored_codes_are_those_of_sentence_transformers_or_differ_as_documented
     rows = (random.standard_normal((500, 64)) * scale / 3).astype(np.float32)
     rows[0, :4], limit = [0.0, -0.0, scale, -scale], np.float32(scale)
     bits, _ = stored(rows, RowSpec(dtype="binary"))
-    np.testing.assert_array_equal(bits, quantize_embeddings(rows, precision="ubinary"))
+    np.testing.assert_array_equal(bits, sentence_transformers.util.quantize_embeddings(rows, precision="ubinary"))
 
     spec = RowSpec(dtype="int8", normalize=False, int8_range=scale)
     codes, _ = stored(rows, spec)
     ranges = np.stack([np.full(64, -limit), np.full(64, limit)])
-    theirs = quantize_embeddings(rows, precision="int8", ranges=ranges)
+    theirs = sentence_transformers.util.quantize_embeddings(rows, precision="int8", ranges=ranges)
     apart = codes.astype(int) - theirs.astype(int)
     assert set(np.unique(apart)) == {0, 1, 2}
     assert codes[0, :4].tolist() == [0, 0, 127, -127]

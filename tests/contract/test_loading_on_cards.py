@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from embq.core.errors import ConfigError, ModelError
+from embq.core.models import ModelConfig
+from embq.worker import model_service
 from tests.support.fakes import cuda as fake_cuda
+from tests.support.lazy import lazy
+from tests.support.models.text import save_trunk
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.core.errors import ConfigError, ModelError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.worker import model_service  # noqa: E402
-from tests.support.models.text import save_trunk  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there are real cards")
 SMALL = 30_000

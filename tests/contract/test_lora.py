@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
+from embq.core.errors import ModelError
+from embq.core.models import ModelConfig
+from embq.core.run.layout import INPUTS
+from embq.core.units import Sample
+from embq.worker.embedders.query.loading import open_query_model
+from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
+from tests.support.models.text import CORPUS, save_trunk
 
-from safetensors.torch import save_file  # noqa: E402
-from transformers import AutoModel  # noqa: E402
+transformers = lazy("transformers")
+torch = lazy("torch")
+lazy("sentence_transformers")
 
-from embq.core.errors import ModelError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.run.layout import INPUTS  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.text import CORPUS, save_trunk  # noqa: E402
 
 SETTINGS = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "bias": "none"}
 LAYERS = ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj")
@@ -36,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def save_adapter(folder: Path, base: Path, *, prefix: str = "base_model.model.", **settings: Any) -> dict[str, Any]:
     """An adapter as PEFT saves it; gives layer -> its factors A and B."""
     folder.mkdir()
-    trunk = AutoModel.from_pretrained(base)
+    trunk = transformers.AutoModel.from_pretrained(base)
     made = {}
     for number, name in enumerate(LAYERS):
         out, into = trunk.get_submodule(name).weight.shape
@@ -65,7 +66,7 @@ def test_vectors_are_those_of_the_merged_weights(family: str, prefix: str, base:
     """Given an adapter of the trunk, of the model with its head, and one as transformers saves it."""
     settings = {"use_rslora": family == "st", "alpha_pattern": {"mlp.down_proj": 3}}
     made = save_adapter(tmp_path / "adapter", base, prefix=prefix, **settings)
-    merged = AutoModel.from_pretrained(base)
+    merged = transformers.AutoModel.from_pretrained(base)
     for (name, (down, up)), alpha in zip(made.items(), (8, 3), strict=True):
         rank = len(down)
         with torch.no_grad():

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.support.lazy import lazy
+
+lazy("torch")
+
 
 NATIVE = Path(__file__).parents[2] / "native"
 HEADER = "#include <cstdio>\n#include <jpeglib.h>\n"

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import open_clip
 import pytest
-import torch
-from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from PIL import Image
 
 from embq.core.errors import ModelError
 from embq.worker.embedders.image.native import native
 from embq.worker.embedders.image.pixels import Normaliser, Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
+from tests.support.lazy import lazy
 from tests.support.picture_files import encoded
+
+transforms = lazy("open_clip.transform")
+open_clip = lazy("open_clip")
+torch = lazy("torch")
+
 
 FAMILIES = [
     ("ViT-B-32", "openai", "shortest", "bicubic", 0.48145466),
@@ -46,14 +49,14 @@ SIZES = [(255, 383), (333, 251), (224, 225), (227, 224), (1, 1), (150, 113), (64
 def configured(arch: str, tag: str) -> dict[str, Any]:
     """Settings from which open_clip's factory makes the evaluation transform (`open_clip.factory.create_model`)."""
     vision = open_clip.get_model_config(arch)["vision_cfg"]
-    made = merge_preprocess_dict(asdict(PreprocessCfg()), {"size": vision.get("image_size", 224)})
+    made = transforms.merge_preprocess_dict(asdict(transforms.PreprocessCfg()), {"size": vision.get("image_size", 224)})
     told = open_clip.get_pretrained_cfg(arch, tag) or {}
-    return merge_preprocess_dict(made, {name: told[name] for name in told if name in made})
+    return transforms.merge_preprocess_dict(made, {name: told[name] for name in told if name in made})
 
 
 def preprocess_of(**settings: Any) -> tuple[Any, Preprocess]:
     """open_clip's evaluation transform, and what we take from it."""
-    transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    transform = transforms.image_transform_v2(transforms.PreprocessCfg(**settings), is_train=False)
     return transform, of_open_clip(transform, settings, "a model")
 
 

@@ -10,24 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embq.core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.device.hardware import free_memory
+from embq.worker.embedders.device.network import on_host
+from embq.worker.embedders.device.placement import on_device
+from embq.worker.embedders.device.tuning import tune
+from embq.worker.embedders.device.warm_up import warm_up
+from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool, together
+from embq.worker.embedders.image.upload import Uploader
+from embq.worker.embedders.registry import load
+from tests.contract.test_embedders import a_jpeg, make_clip
 from tests.support.fakes import cuda as fake_cuda
+from tests.support.lazy import lazy
+from tests.support.models.text import save_trunk
+from tests.support.models.vision import save_vision
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.device.hardware import free_memory  # noqa: E402
-from embq.worker.embedders.device.network import on_host  # noqa: E402
-from embq.worker.embedders.device.placement import on_device  # noqa: E402
-from embq.worker.embedders.device.tuning import tune  # noqa: E402
-from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
-from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool, together  # noqa: E402
-from embq.worker.embedders.image.upload import Uploader  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from tests.contract.test_embedders import a_jpeg, make_clip  # noqa: E402
-from tests.support.models.text import save_trunk  # noqa: E402
-from tests.support.models.vision import save_vision  # noqa: E402
 
 REAL = torch.cuda.device_count()
 SECOND = "cuda:1"

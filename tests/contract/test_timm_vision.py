@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from tests.support.lazy import lazy
+
 pytest.importorskip("timm")
 
-from embq.core.errors import ModelError  # noqa: E402
-from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
-from embq.worker.embedders.image.processor import SAME, difference, of_image_processor  # noqa: E402
-from examples.demo.collect import photographs  # noqa: E402
+from embq.core.errors import ModelError
+from embq.worker.embedders.image.pixels import Pixels
+from embq.worker.embedders.image.processor import SAME, difference, of_image_processor
+from examples.demo.collect import photographs
+
+torch = lazy("torch")
+transformers = lazy("transformers")
+
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

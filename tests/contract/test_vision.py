@@ -17,19 +17,21 @@ import pytest
 from packaging.version import Version
 from PIL import Image
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from embq.core.errors import ModelError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.image.pixels import Pixels
+from embq.worker.embedders.image.processor import SAME, difference, of_image_processor
+from embq.worker.embedders.registry import load
+from examples.demo.collect import photographs
+from tests.contract.test_embedders import make_encoder
+from tests.support.lazy import lazy
+from tests.support.models.vision import MODELS, SIDE, SQUARE, save_vision
+from tests.support.picture_files import encoded
 
-from embq.core.errors import ModelError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
-from embq.worker.embedders.image.processor import SAME, difference, of_image_processor  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from examples.demo.collect import photographs  # noqa: E402
-from tests.contract.test_embedders import make_encoder  # noqa: E402
-from tests.support.models.vision import MODELS, SIDE, SQUARE, save_vision  # noqa: E402
-from tests.support.picture_files import encoded  # noqa: E402
+torch = lazy("torch")
+transformers = lazy("transformers")
+
 
 Outputs = Any
 
@@ -215,11 +217,9 @@ def test_an_image_in_another_mode_has_the_pixels_of_the_processor(mode: str, dec
         assert off <= (SAME if mode == "turned by EXIF" and decode != "reference" else 0)
 
 
-@pytest.mark.skipif(
-    "return_numpy" not in inspect.signature(transformers.image_transforms.convert_to_rgb).parameters,
-    reason="processors of this transformers leave out what is clear, as of 5.17",
-)
 def test_what_is_clear_is_white_where_the_processor_makes_it_so() -> None:
+    if "return_numpy" not in inspect.signature(transformers.image_transforms.convert_to_rgb).parameters:
+        pytest.skip("processors of this transformers leave out what is clear, as of 5.17")
     data = odd_images()["RGB with a clear colour"]
     white, dropped = (
         Pixels(of_image_processor(getattr(transformers, name)(), "m"), "cpu-exact").of(data)[100, 20]

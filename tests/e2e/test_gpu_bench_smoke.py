@@ -12,28 +12,18 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.support.lazy import lazy
+
 pytest.importorskip("skimage")
 pytest.importorskip("psutil")
 
-from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
 
-from bench import gpu, gpu_profile  # noqa: E402
-from bench.gpu_models import (  # noqa: E402
-    CASES,
-    QUICK,
-    TINY,
-    TOKENS,
-    VOCABULARY,
-    alone,
-    mixed_lengths,
-    texts_of,
-    word_pieces,
-)
-from bench.image_cpu import Look  # noqa: E402
-from bench.report import RESULTS  # noqa: E402
+from bench import gpu, gpu_profile
+from bench.image_cpu import Look
+from bench.report import RESULTS
 
-IMAGES, TEXTS = TINY
+torch = lazy("torch")
+gpu_models = lazy("bench.gpu_models")
 
 
 @pytest.mark.slow
@@ -42,7 +32,7 @@ def test_it_measures_images_and_texts_and_writes_no_result_of_a_cpu(capsys: pyte
     assert gpu.main(["--device", "cpu", "--quick"]) == 0
     said = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in RESULTS.glob("*")} == before
-    for case in TINY:
+    for case in gpu_models.TINY:
         (row,) = [line.split() for line in said.splitlines() if line.split()[:1] == [case.name]]
         assert "-" not in row, "the run gave figures"
         assert all(float(cell.replace(",", "").rstrip("%")) > 0 for cell in row[1:])
@@ -70,18 +60,20 @@ def test_a_process_that_dies_is_a_runtime_error() -> None:
         gpu.in_a_process(os._exit, 1)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error")])
+@pytest.mark.parametrize("is_memory", [True, False])
 def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
-    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    images, texts = gpu_models.TINY
+    error = torch.OutOfMemoryError("no memory") if is_memory else RuntimeError("CUDA error")
     out = tmp_path / "gpu.json"
     written: list[list[str]] = []
 
     def in_this_process(do: Callable[..., Any], *arguments: Any, prepares: bool = False) -> Any:
-        if do is not alone:
+        if do is not gpu_models.alone:
             return "CPU", 1e9
         written.append(list(json.loads(out.read_text())["figures"]["models"]) if out.exists() else [])
-        if arguments[0] is IMAGES:
+        if arguments[0] is images:
             raise error
         one = {"rows_per_s": 5.0, "rows": 4, "flops": 1e6}
         return {
@@ -95,11 +87,11 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
     monkeypatch.setattr(gpu, "make_pictures", lambda folder, scale: None)
     monkeypatch.setattr(gpu, "run", lambda *arguments: {"rows_per_s": 4.0})
     assert gpu.main(["--device", "cpu", "--quick", "--output", str(out)]) == 0
-    assert written == [[], [IMAGES.name]], "the first model's error is there before the second one begins"
+    assert written == [[], [images.name]], "the first model's error is there before the second one begins"
     models = json.loads(out.read_text())["figures"]["models"]
-    assert str(error) in models[IMAGES.name]["failed"]
-    assert models[TEXTS.name]["run_of_alone"] == 0.8
-    assert f"{IMAGES.name}: {error}" in capsys.readouterr().out
+    assert str(error) in models[images.name]["failed"]
+    assert models[texts.name]["run_of_alone"] == 0.8
+    assert f"{images.name}: {error}" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -110,32 +102,32 @@ def test_every_batch_is_computed_in_inference_mode(tmp_path: Path) -> None:
         if inputs and isinstance(inputs[0], torch.Tensor) and len(inputs[0]) > 1:
             batches.append(torch.is_inference_mode_enabled())
 
-    hook = register_module_forward_hook(look)
+    hook = torch.nn.modules.module.register_module_forward_hook(look)
     try:
-        figures = alone(TEXTS, "cpu", "fp32", tmp_path, QUICK)
+        figures = gpu_models.alone(gpu_models.TINY[1], "cpu", "fp32", tmp_path, gpu_models.QUICK)
     finally:
         hook.remove()
     assert batches
     assert all(batches)
-    assert figures["loop"]["tokens_per_s"] == pytest.approx(TOKENS * figures["loop"]["rows_per_s"], rel=0.01)
-    mean = sum(mixed_lengths(QUICK.pictures)) / QUICK.pictures
+    assert figures["loop"]["tokens_per_s"] == pytest.approx(gpu_models.TOKENS * figures["loop"]["rows_per_s"], rel=0.01)
+    mean = sum(gpu_models.mixed_lengths(gpu_models.QUICK.pictures)) / gpu_models.QUICK.pictures
     mixed = figures["loop_mixed"]
     assert mixed["tokens_per_s"] / mixed["rows_per_s"] == pytest.approx(mean, rel=0.1)
 
 
 def test_each_word_of_its_texts_is_a_token() -> None:
-    tokenizer = word_pieces()
-    assert len(tokenizer) == VOCABULARY
-    ids = tokenizer(texts_of([TOKENS, 5]))["input_ids"]
-    assert [len(row) for row in ids] == [TOKENS, 5]
+    tokenizer = gpu_models.word_pieces()
+    assert len(tokenizer) == gpu_models.VOCABULARY
+    ids = tokenizer(gpu_models.texts_of([gpu_models.TOKENS, 5]))["input_ids"]
+    assert [len(row) for row in ids] == [gpu_models.TOKENS, 5]
     assert tokenizer.unk_token_id not in ids[0]
 
 
 def test_operations_are_counted_with_attention() -> None:
     """open_clip gives 8.82 billion for an image through ViT-B/32 (`docs/model_profile.csv`)."""
-    forward = CASES[0].forward("cpu", torch.float32, (1,), 0.01)
+    forward = gpu_models.CASES[0].forward("cpu", torch.float32, (1,), 0.01)
     assert forward.flops == pytest.approx(8.82e9, rel=0.01)
-    assert {"ViT-B-32", "ViT-L-14", "DistilBERT"} <= {case.name for case in CASES}
+    assert {"ViT-B-32", "ViT-L-14", "DistilBERT"} <= {case.name for case in gpu_models.CASES}
 
 
 def test_what_is_missing_is_named_before_anything_is_measured(
@@ -146,9 +138,10 @@ def test_what_is_missing_is_named_before_anything_is_measured(
     assert "open_clip_torch, rq" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, and it would be measured")
 @pytest.mark.parametrize("bench", [gpu, gpu_profile])
 def test_without_a_gpu_it_says_so(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device, and it would be measured")
     assert bench.main([]) == 2
     assert "torch sees none here" in capsys.readouterr().err
 
@@ -173,7 +166,7 @@ def test_models_for_which_no_time_is_left_are_named(
     monkeypatch.setattr(gpu, "in_a_process", lambda *arguments: ("CPU", 1e9))
     assert gpu.main(["--device", "cpu", "--quick"]) == 0
     said = capsys.readouterr().out
-    for case in TINY:
+    for case in gpu_models.TINY:
         assert f"{case.name}: no time was left" in said
 
 

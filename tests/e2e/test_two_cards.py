@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
 from tests.e2e.plain import read_parquet
 from tests.e2e.session import await_in, started, write_texts
 from tests.faults.kit.cluster import held_after, let_go, sabotaged
+from tests.support.lazy import lazy
 from tests.support.models.text import save_trunk
+
+lazy("torch")
+lazy("transformers")
+
 
 CARDS = [{"name": "Simulated A", "uuid": "GPU-aaaa"}, {"name": "Simulated B", "uuid": "GPU-bbbb"}]
 TEXTS, UNIT = 120, 10

@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from PIL import Image
 
 import embq
 from embq.core.errors import EmbqError, InputError, NoDeviceError, UsageError
 from embq.core.run.reader import row_tables
+from tests.support.lazy import lazy
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.picture_files import encoded, photograph
+
+torch = lazy("torch")
+
 
 TEXTS = [f"{thing} number {n}" for n in range(50) for thing in ("a cat", "the moon and all of its craters", "bread")]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +21,10 @@ from embq.compat.autofaiss import UNSUPPORTED, build_index, build_index_command
 from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
 from embq.indexer.index_files.files import index_lock
 from tests.indexer.indexes_that_grow import rows
+from tests.support.lazy import lazy
+
+faiss = lazy("faiss")
+
 
 NAMES = [
     "embeddings",

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +13,9 @@ import pytest
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
 from tests.indexer.collections_made import clip_retrieval_files, run_of
+from tests.support.lazy import lazy
+
+faiss = lazy("faiss")
 
 
 def index(embeddings: Path, folder: Path, *options: str) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import faiss
 import numpy as np
 import pytest
 
 from embq.indexer.plan.codecs import codec
 from embq.indexer.stages.training import kmeans, list_space, product_words, settle, train_codes
+from tests.support.lazy import lazy
+
+faiss = lazy("faiss")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -23,8 +22,12 @@ from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
 from embq.worker.embedders.stub import stub_vector
 from tests.indexer.indexes_that_grow import DIM, add_part, grown, make_index, rows
+from tests.support.lazy import lazy
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
+
+faiss = lazy("faiss")
+
 
 QUERIES = rows(50, 99).astype(np.float32)
 

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import faiss
 import numpy as np
 import psutil
 import pytest
@@ -32,6 +31,10 @@ from tests.indexer.indexes_that_grow import (
     rows,
     runner,
 )
+from tests.support.lazy import lazy
+
+faiss = lazy("faiss")
+
 
 EVERYWHERE = 16
 

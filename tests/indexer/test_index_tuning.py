@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from embq.core.errors import InputError, UsageError
 from embq.indexer.collection.opening import Collection, open_collection
@@ -232,6 +231,8 @@ def test_the_picture_is_drawn_for_a_target_and_for_a_time(goal: Goal, tmp_path: 
     assert draw_report(infos, tuning, tmp_path / "report.png")
 
     assert (tmp_path / "report.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    from matplotlib.figure import Figure
+
     axes = Figure().add_subplot()
     _draw_sets(axes, tuning)
     (ring,) = [line for line in axes.lines if str(line.get_label()).startswith("data")]

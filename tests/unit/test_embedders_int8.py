@@ -10,12 +10,12 @@ import pytest
 
 from embq.core.errors import MissingPackageError, ModelError
 from embq.core.models import FAMILIES, ModelConfig
+from embq.worker.embedders.device.placement import CPU_NEEDS, dtype_of
 from embq.worker.embedders.registry import load
+from embq.worker.embedders.text import int8
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
-
-from embq.worker.embedders.device.placement import CPU_NEEDS, dtype_of  # noqa: E402
-from embq.worker.embedders.text import int8  # noqa: E402
+torch = lazy("torch")
 
 
 def config_of(spec: str, precision: str = "int8", modality: str = "text") -> ModelConfig:

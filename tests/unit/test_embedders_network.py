@@ -14,16 +14,17 @@ from embq.core.errors import DeviceError, DeviceFullError
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.device.network import Network
 from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Meter
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.read import Chunk, EndOfUnit
+from tests.contract.test_embedders import make_encoder
+from tests.support.lazy import lazy
 from tests.unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.worker.embedders.device.network import Network  # noqa: E402
-from tests.contract.test_embedders import make_encoder  # noqa: E402
 
 BROKEN = "nothing"
 """A word whose weights are not finite in the file."""

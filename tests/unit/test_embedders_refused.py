@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sentence_transformers")
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import Embedder, Truncated
+from embq.worker.embedders.registry import load
+from tests.support.lazy import lazy
+from tests.support.models.text import POSITIONS, WIDTH, save_sentence_model, save_trunk
 
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer  # noqa: E402
-
-from embq.core.errors import ModelError, SampleError  # noqa: E402
-from embq.core.models import ModelConfig  # noqa: E402
-from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.base import Embedder, Truncated  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.text import POSITIONS, WIDTH, save_sentence_model, save_trunk  # noqa: E402
+st = lazy("sentence_transformers.sentence_transformer.modules")
+torch = lazy("torch")
 
 
 def loaded(spec: str) -> Embedder:
@@ -38,7 +37,7 @@ def trunk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(trunk: Path, tmp_path: Path) -> Path:
-    return save_sentence_model(tmp_path / "model", [Transformer(str(trunk)), Pooling(WIDTH), Normalize()])
+    return save_sentence_model(tmp_path / "model", [st.Transformer(str(trunk)), st.Pooling(WIDTH), st.Normalize()])
 
 
 def test_a_folder_that_lacks_the_configuration_of_a_module_is_refused(model: Path) -> None:

@@ -19,9 +19,11 @@ from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.multi_model import MultiModelEmbedder, NamedEmbedder
 from embq.worker.embedders.registry import load
 from tests.contract.test_embedders import make_clip
+from tests.support.lazy import lazy
 from tests.support.picture_files import encoded
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
+
 
 BOTH = ("image", "text")
 

@@ -15,18 +15,19 @@ import pytest
 from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
+from embq.worker.embedders.base import BuffersImages, HasVariants, PendingVectors
+from embq.worker.embedders.device.warm_up import warm_up
+from embq.worker.embedders.image.buffer_pool import ROWS, gathered
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.read import Chunk, EndOfUnit
+from tests.contract.test_embedders import a_jpeg, make_clip
+from tests.support.lazy import lazy
 from tests.unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.worker.embedders.base import BuffersImages, HasVariants, PendingVectors  # noqa: E402
-from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
-from embq.worker.embedders.image.buffer_pool import ROWS, gathered  # noqa: E402
-from embq.worker.embedders.registry import load  # noqa: E402
-from embq.worker.meter.meter import Meter  # noqa: E402
-from embq.worker.stages.embed import EmbedStage  # noqa: E402
-from embq.worker.stages.read import Chunk, EndOfUnit  # noqa: E402
-from tests.contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
 SIDE = 32
 WAIT_S = 30.0

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-import torch
 
 from embq.core.errors import DeviceFullError
 from embq.worker.embedders.device.network import Network, ParallelPasses
+from tests.support.lazy import lazy
+
+torch = lazy("torch")
+
 
 WAIT_S = 20.0
 
@@ -43,7 +46,7 @@ def test_what_a_pass_raises_is_raised_where_its_vectors_are_asked_for() -> None:
 
 
 def test_weights_are_cast_only_when_no_pass_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     module = torch.nn.Linear(2, 2, bias=False)
     seen: list[torch.dtype] = []
     began, go_on = threading.Event(), threading.Event()

@@ -6,9 +6,11 @@ import math
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from embq.worker.embedders.device.trial import PROBES, AccuracyCheck, places
+from tests.support.lazy import lazy
 
-from embq.worker.embedders.device.trial import PROBES, AccuracyCheck, places  # noqa: E402
+torch = lazy("torch")
+
 
 DIM = 64
 

@@ -27,13 +27,14 @@ from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.producer.model_args import choose_precision, registered_devices
 from embq.worker.embedders.device.hardware import precisions_of
+from embq.worker.embedders.device.placement import dtype_of
 from embq.worker.supervisor.devices import Gpu, torch_architectures
 from embq.worker.supervisor.machine import described
 from tests.e2e.session import write_texts
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.worker.embedders.device.placement import dtype_of  # noqa: E402
 
 AMPERE, VOLTA, FP32 = ("bf16", "fp16", "fp32"), ("fp16", "fp32"), ("fp32",)
 

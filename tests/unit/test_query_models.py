@@ -24,11 +24,12 @@ from embq.worker.embedders.query.loading import (
     query_spec,
 )
 from embq.worker.embedders.registry import load
-
-pytest.importorskip("torch")
-
+from tests.support.lazy import lazy
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk
 from tests.support.picture_files import encoded
+
+lazy("torch")
+
 
 TEXTS = ("How does a bicycle stay upright?", "naïve café 漢字 🙂", "word " * 500, "-")
 

@@ -9,11 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from embq.worker.embedders.device.placement import on_device
+from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs, together
+from embq.worker.embedders.image.upload import BUFFERS, Uploader
+from tests.support.lazy import lazy
 
-from embq.worker.embedders.device.placement import on_device  # noqa: E402
-from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs, together  # noqa: E402
-from embq.worker.embedders.image.upload import BUFFERS, Uploader  # noqa: E402
+torch = lazy("torch")
+
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-torch = pytest.importorskip("torch")
+from embq.worker.embedders.base import Truncated
+from embq.worker.embedders.text.tokens import Tokens
+from tests.support.lazy import lazy
 
-from transformers import CanineTokenizer, PreTrainedTokenizerFast  # noqa: E402
+transformers = lazy("transformers")
+torch = lazy("torch")
 
-from embq.worker.embedders.base import Truncated  # noqa: E402
-from embq.worker.embedders.text.tokens import Tokens  # noqa: E402
 
 TEXTS = [
     "one",
@@ -50,19 +51,19 @@ def byte_pairs() -> Tokenizer:
     return made
 
 
-def bert(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
+def bert(backend: Tokenizer, **options: Any) -> transformers.PreTrainedTokenizerFast:
     names = ["input_ids", "token_type_ids", "attention_mask"]
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **special, **options)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **special, **options)
 
 
-def roberta(**options: Any) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+def roberta(**options: Any) -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_pairs(), pad_token="<pad>", cls_token="<s>", eos_token="</s>", **options
     )
 
 
-TOKENISERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+TOKENISERS: dict[str, Callable[[], transformers.PreTrainedTokenizerFast]] = {
     "word pieces": lambda: bert(word_pieces()),
     "byte pairs": roberta,
     "types that are not 0": lambda: bert(word_pieces(cls_type=2, text_type=1)),
@@ -73,7 +74,9 @@ TOKENISERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 @pytest.mark.parametrize("limit", [LIMIT, None])
 @pytest.mark.parametrize("make", TOKENISERS.values(), ids=TOKENISERS.keys())
-def test_padded_rows_are_what_the_wrapper_pads(make: Callable[[], PreTrainedTokenizerFast], limit: int | None) -> None:
+def test_padded_rows_are_what_the_wrapper_pads(
+    make: Callable[[], transformers.PreTrainedTokenizerFast], limit: int | None
+) -> None:
     wrapper = make()
     tokens = Tokens(wrapper, limit)
     padded = tokens.padded(tokens.rows(TEXTS), torch.device("cpu"))
@@ -85,7 +88,7 @@ def test_padded_rows_are_what_the_wrapper_pads(make: Callable[[], PreTrainedToke
 
 
 @pytest.mark.parametrize("make", TOKENISERS.values(), ids=TOKENISERS.keys())
-def test_rows_tell_of_texts_that_lose_tokens(make: Callable[[], PreTrainedTokenizerFast]) -> None:
+def test_rows_tell_of_texts_that_lose_tokens(make: Callable[[], transformers.PreTrainedTokenizerFast]) -> None:
     wrapper = make()
     whole = [len(ids) for ids in wrapper(TEXTS)["input_ids"]]
     rows = Tokens(wrapper, LIMIT).rows(TEXTS)
@@ -99,17 +102,15 @@ def test_token_types_travel_only_where_some_are_not_zero() -> None:
     assert typed["token_type_ids"].tolist() == [2] + [1] * (len(typed["input_ids"]) - 1)
 
 
-class Shouting(PreTrainedTokenizerFast):
-    """A tokeniser whose wrapper does something of its own."""
+def test_a_wrapper_with_an_override_is_called() -> None:
+    class Shouting(transformers.PreTrainedTokenizerFast):
+        def _encode_plus(self, text: Any, *args: Any, **options: Any) -> Any:
+            texts = [one.upper() for one in text] if isinstance(text, list) else text
+            return super()._encode_plus(texts, *args, **options)
 
-    def _encode_plus(self, text: Any, *args: Any, **options: Any) -> Any:
-        return super()._encode_plus([one.upper() for one in text] if isinstance(text, list) else text, *args, **options)
-
-
-def test_a_wrapper_that_does_something_of_its_own_is_asked() -> None:
     backend, texts = byte_pairs(), ["word " * 20]
     shouting = Shouting(tokenizer_object=backend, pad_token="<pad>")
-    quiet = Tokens(PreTrainedTokenizerFast(tokenizer_object=backend), LIMIT).rows(texts)[0]
+    quiet = Tokens(transformers.PreTrainedTokenizerFast(tokenizer_object=backend), LIMIT).rows(texts)[0]
     loud = Tokens(shouting, LIMIT).rows(texts)[0]
     assert isinstance(loud, Truncated)
     assert loud["input_ids"].tolist() == shouting(texts, truncation=True, max_length=LIMIT)["input_ids"][0]
@@ -117,5 +118,5 @@ def test_a_wrapper_that_does_something_of_its_own_is_asked() -> None:
 
 
 def test_a_tokeniser_in_python_is_asked() -> None:
-    rows = Tokens(CanineTokenizer(), LIMIT).rows(["ab", "word " * 20])
+    rows = Tokens(transformers.CanineTokenizer(), LIMIT).rows(["ab", "word " * 20])
     assert [len(row["input_ids"]) for row in rows] == [4, LIMIT]

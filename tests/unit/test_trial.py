@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from embq.core.errors import DeviceError
+from embq.worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest
+from embq.worker.embedders.device.tuning import OptionalPaths
+from embq.worker.embedders.image.forward import ImageForward, compiled
 from tests.support.fakes.clock import FakeClock
+from tests.support.lazy import lazy
 
-torch = pytest.importorskip("torch")
+torch = lazy("torch")
 
-from embq.worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest  # noqa: E402
-from embq.worker.embedders.device.tuning import OptionalPaths  # noqa: E402
-from embq.worker.embedders.image.forward import ImageForward, compiled  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
 
@@ -271,7 +272,7 @@ def test_a_tower_that_cannot_be_cast_back_ends_the_process(monkeypatch: pytest.M
 def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
     slow: Callable[..., Any] = lambda encode, **_: lambda batch: let_go.wait(30)  # noqa: E731
-    monkeypatch.setattr(torch, "compile", slow)
+    monkeypatch.setattr("torch.compile", slow)
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         compiled(tower(), BATCH, 0.05)
     let_go.set()
@@ -296,7 +297,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
         return run
 
-    monkeypatch.setattr(torch, "compile", no_compiler)
+    monkeypatch.setattr("torch.compile", no_compiler)
     with pytest.raises(RuntimeError, match="no compiler"):
         compiled(tower(), BATCH, 10)
 

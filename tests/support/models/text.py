@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+
+from tests.support.lazy import lazy
+
+transformers = lazy("transformers")
+torch = lazy("torch")
+
 
 WIDTH = 32
 """Hidden size of all trunks."""
@@ -23,7 +27,7 @@ CORPUS = (
 )
 
 
-def word_pieces(**options: Any) -> PreTrainedTokenizerFast:
+def word_pieces(**options: Any) -> transformers.PreTrainedTokenizerFast:
     """BERT's kind: lower case, [CLS] before and [SEP] after each text."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -34,10 +38,12 @@ def word_pieces(**options: Any) -> PreTrainedTokenizerFast:
     )
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **{**named, **options})
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=POSITIONS, **{**named, **options}
+    )
 
 
-def sentence_pieces(*, begins: bool, **options: Any) -> PreTrainedTokenizerFast:
+def sentence_pieces(*, begins: bool, **options: Any) -> transformers.PreTrainedTokenizerFast:
     """XLM-R's kind, with <s> before and </s> after each text, or T5's with only </s>; any byte is a token."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=False))
     tokenizer.normalizer = normalizers.NFKC()
@@ -51,10 +57,12 @@ def sentence_pieces(*, begins: bool, **options: Any) -> PreTrainedTokenizerFast:
         single="<s> $A </s>" if begins else "$A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **{**named, **options})
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=POSITIONS, **{**named, **options}
+    )
 
 
-def bytes_pieces(**options: Any) -> PreTrainedTokenizerFast:
+def bytes_pieces(**options: Any) -> transformers.PreTrainedTokenizerFast:
     """GPT's kind: bytes, no token before or after a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +77,7 @@ def bytes_pieces(**options: Any) -> PreTrainedTokenizerFast:
         ),
     )
     named = {"eos_token": "<|end|>", "pad_token": "<|end|>", "model_max_length": POSITIONS}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**named, **options})
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**named, **options})
 
 
 def _sizes(**more: Any) -> dict[str, Any]:
@@ -83,14 +91,14 @@ def _sizes(**more: Any) -> dict[str, Any]:
     }
 
 
-def _bert() -> tuple[Any, PreTrainedTokenizerFast]:
+def _bert() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import BertConfig, BertModel
 
     tokenizer = word_pieces()
     return BertModel(BertConfig(vocab_size=len(tokenizer), **_sizes())), tokenizer
 
 
-def _distilbert() -> tuple[Any, PreTrainedTokenizerFast]:
+def _distilbert() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import DistilBertConfig, DistilBertModel
 
     tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
@@ -98,7 +106,7 @@ def _distilbert() -> tuple[Any, PreTrainedTokenizerFast]:
     return DistilBertModel(DistilBertConfig(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-def _mpnet() -> tuple[Any, PreTrainedTokenizerFast]:
+def _mpnet() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import MPNetConfig, MPNetModel
 
     tokenizer = sentence_pieces(begins=True)
@@ -106,7 +114,7 @@ def _mpnet() -> tuple[Any, PreTrainedTokenizerFast]:
     return MPNetModel(MPNetConfig(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-def _xlm_roberta() -> tuple[Any, PreTrainedTokenizerFast]:
+def _xlm_roberta() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
     tokenizer = sentence_pieces(begins=True)
@@ -114,7 +122,7 @@ def _xlm_roberta() -> tuple[Any, PreTrainedTokenizerFast]:
     return XLMRobertaModel(XLMRobertaConfig(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-def _modernbert() -> tuple[Any, PreTrainedTokenizerFast]:
+def _modernbert() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import ModernBertConfig, ModernBertModel
 
     tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
@@ -124,7 +132,7 @@ def _modernbert() -> tuple[Any, PreTrainedTokenizerFast]:
     return ModernBertModel(ModernBertConfig(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-def _t5() -> tuple[Any, PreTrainedTokenizerFast]:
+def _t5() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import T5Config, T5EncoderModel
 
     tokenizer = sentence_pieces(begins=False)
@@ -133,7 +141,7 @@ def _t5() -> tuple[Any, PreTrainedTokenizerFast]:
     return T5EncoderModel(T5Config(vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", **size)), tokenizer
 
 
-def _qwen2() -> tuple[Any, PreTrainedTokenizerFast]:
+def _qwen2() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = bytes_pieces(padding_side="left")
@@ -141,7 +149,7 @@ def _qwen2() -> tuple[Any, PreTrainedTokenizerFast]:
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-def _gpt2() -> tuple[Any, PreTrainedTokenizerFast]:
+def _gpt2() -> tuple[Any, transformers.PreTrainedTokenizerFast]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokenizer = bytes_pieces(pad_token=None)
@@ -149,7 +157,7 @@ def _gpt2() -> tuple[Any, PreTrainedTokenizerFast]:
     return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size)), tokenizer
 
 
-TRUNKS: dict[str, Callable[[], tuple[Any, PreTrainedTokenizerFast]]] = {
+TRUNKS: dict[str, Callable[[], tuple[Any, transformers.PreTrainedTokenizerFast]]] = {
     "bert": _bert,
     "distilbert": _distilbert,
     "mpnet": _mpnet,
@@ -162,7 +170,9 @@ TRUNKS: dict[str, Callable[[], tuple[Any, PreTrainedTokenizerFast]]] = {
 """Family -> a trunk with random weights and its tokeniser. The last two are causal; the last one has no pad token."""
 
 
-def save_trunk(folder: Path, family: str, *, seed: int = 0, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+def save_trunk(
+    folder: Path, family: str, *, seed: int = 0, tokenizer: transformers.PreTrainedTokenizerFast | None = None
+) -> Path:
     """A folder as transformers saves it.
 
     Args:

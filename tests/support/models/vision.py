@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+from tests.support.lazy import lazy
+
+torch = lazy("torch")
+transformers = lazy("transformers")
+
 
 WIDTH = 32
 """Hidden size of all encoders."""
