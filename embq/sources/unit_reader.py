@@ -56,6 +56,12 @@ def read(
     return _bounded(unit, samples)
 
 
+def start_reader(unit: Unit) -> None:
+    """Start the reader process that `read` takes for the unit, if it takes one; ConfigError if none can be started."""
+    if is_guarded(unit.kind):
+        client.start(unit)
+
+
 def require_allowed(source: str, roots: Sequence[str]) -> None:
     """Raise SourceError `shard_scheme_denied` or `source_denied` for a source that may not be read; see `read`."""
     check_source(source)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embq.core.errors import EmbqError
+from embq.core.errors import ConfigError, EmbqError
 from embq.core.process.children import ChildEndedError, JsonChild
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
@@ -118,7 +118,7 @@ class IndexService:
             else:
                 with receiver.receive(1) as received:
                     for hint in received:
-                        self._claim(hint)
+                        self._claim(hint, receiver)
             if self._unit is not None:
                 self._turns.busy()
             else:
@@ -137,10 +137,22 @@ class IndexService:
 
     # --- one unit ---
 
-    def _claim(self, hint: IndexHint) -> None:
+    def _claim(self, hint: IndexHint, receiver: HintReceiver[IndexHint]) -> None:
         if not self._is_ours(hint):
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
             return
+
+        def report() -> None:
+            receiver.beat()
+            self._report()
+
+        try:
+            self._child.start(str(hint.unit.get("stage")), report)
+        except TimeoutError as error:
+            next_step = "run the worker on a machine that is less busy, or with Python on a local disk"
+            raise ConfigError(f"the process that builds the index {error}", next_step=next_step) from error
+        except ChildEndedError:
+            pass  # the unit meets it again, and is charged: perhaps its stage ends the process
         ledger = Ledger(self._client, hint.run, scripts=self._scripts)
         lease = Lease(hint.run, hint.gen, hint.u, new_token(hint.gen, self.context.options.name), ledger)
         claim = ledger.claim(hint.u, lease.token, lease_s=self.context.settings.lease_s, fingerprint=self.build.build)

@@ -45,7 +45,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
 
 def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
     broken = client.Process("-c", "raise SystemExit(3)")
-    with pytest.raises(ConfigError, match="exit status 3"):
+    with pytest.raises(ConfigError, match="ended with status 3"):
         broken.query(Unit(kind="parquet", source=str(tmp_path)))
 
 

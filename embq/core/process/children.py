@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -26,6 +27,10 @@ PYTHON = sys.executable
 MARK = "\x1eembq "
 """Precedes the answer of a process among other output; no line that a login shell or a program prints has a record
 separator."""
+STARTED = b"\x1eup\n"
+"""Answer of a `JsonChild` to `start`."""
+START_S, START_POLL_S = 600.0, 0.5
+"""Time limit for starting a `JsonChild`: on cold network storage or a machine that swaps, imports take minutes."""
 CLOSE_S = 5.0
 """Time that a `JsonChild` gets to end by itself once its standard input is closed."""
 ANSWER_MAX_BYTES = 1 << 26
@@ -170,7 +175,7 @@ class JsonChild:
     """A Python process that answers each JSON line on its stdin with one on its stdout, started by the first request.
 
     One request is in hand at a time. After `ChildEndedError`, `kill` and `close` the next request starts a new process.
-    Its program calls `die_with_parent`.
+    Its program calls `die_with_parent`. Where `start` is used, it answers `{"start": NAME}` with `STARTED`.
 
     Args:
         arguments: of Python.
@@ -185,11 +190,37 @@ class JsonChild:
         self._changes = changes
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self._has_started: set[str] = set()
 
     @property
     def pid(self) -> int:
         """Process id; 0 if no process runs."""
         return self._process.pid if self._process is not None else 0
+
+    def start(self, name: str = "", on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until the process runs and has imported what its requests need; neither is work on a request.
+
+        Args:
+            name: what the program imports by; "" for a program that always imports the same.
+            on_wait: called every `START_POLL_S` meanwhile.
+
+        Raises ChildEndedError if the process ends, and TimeoutError after killing it if it takes longer than `START_S`.
+        """
+        if self._process is not None and name in self._has_started:
+            return
+        self.send({"start": name})
+        assert self._process is not None
+        assert self._process.stdout is not None
+        deadline, answers = time.monotonic() + START_S, self._process.stdout.fileno()
+        while not select.select([answers], [], [], START_POLL_S)[0]:
+            on_wait()
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"has not started within {START_S:g} s")
+        if os.read(answers, len(STARTED)) != STARTED:
+            self._process.kill()
+            raise ChildEndedError(self._ended())
+        self._has_started.add(name)
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a request. That the process has ended shows in `answer`."""
@@ -264,3 +295,4 @@ class JsonChild:
                 with suppress(BrokenPipeError):  # bytes that nobody will read
                     pipe.close()
         self._process, self._unread = None, b""
+        self._has_started = set()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, error_fields
-from embq.core.process.children import die_with_parent
+from embq.core.process.children import STARTED, die_with_parent
 from embq.core.process.libraries import leave_out_pandas
 from embq.core.service.log import configure
 from embq.indexer.plan.build_options import memory_option
@@ -74,7 +75,12 @@ def main() -> None:
         do, threads=options.threads, memory_bytes=options.memory, worker=options.worker, on_gpu=options.gpu
     )
     for line in sys.stdin:
-        answers.write(json.dumps(answer(line, do_unit)) + "\n")
+        if (stage := json.loads(line).get("start")) is not None:
+            with suppress(ImportError, KeyError):  # which the unit meets again, and answers
+                import_module(STAGE_MODULES[stage])
+            answers.write(STARTED.decode())
+        else:
+            answers.write(json.dumps(answer(line, do_unit)) + "\n")
         answers.flush()
 
 

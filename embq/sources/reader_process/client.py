@@ -15,17 +15,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, SourceError
-from embq.core.process.children import JsonChild
+from embq.core.process.children import ChildEndedError, JsonChild, ending
 from embq.core.process.limits import decoded_bytes
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach, current
-from embq.sources.interface import Moved
+from embq.sources.interface import Moved, unwatched
 from embq.sources.reader_process.protocol import (
     END,
     ERROR,
@@ -58,16 +59,28 @@ def inspect(unit: Unit) -> Any:
 
 
 def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
-    """The result of `Source.first_metadata`; SourceError `reader_died` also if none came within `wait_s`."""
+    """The result of `Source.first_metadata`; SourceError `reader_died` also if none came within `wait_s` of reading."""
     texts: list[str] = _LOOKS.query(unit, wait_s=wait_s, first_metadata=most)
     return texts
 
 
 def read(unit: Unit, roots: Sequence[str], on_progress: Moved) -> Iterator[Sample]:
     """The result of `embq.sources.unit_reader.read_here`; raises as `inspect` does."""
+    with _idle() as process:
+        yield from process.read(unit, roots, on_progress)
+
+
+def start(unit: Unit) -> None:
+    """Have a process ready for `read`. Raises ConfigError if none can be started."""
+    with _idle() as process:
+        process.start_for(unit)
+
+
+@contextmanager
+def _idle() -> Iterator[Process]:
     process = _IDLE.pop() if _IDLE else Process(*SERVER, str(READ_IDLE_S))
     try:
-        yield from process.read(unit, roots, on_progress)
+        yield process
     finally:
         _IDLE.append(process)
 
@@ -98,12 +111,22 @@ class Process(JsonChild):
         """The result of `inspect`, or the metadata of `first_metadata` samples.
 
         Args:
-            wait_s: longest wait for the answer; None waits as long as it takes.
+            wait_s: longest wait for the answer of a process that has started; None waits as long as it takes.
         """
-        deadline = None if wait_s is None else time.monotonic() + wait_s
         with self._lock:
-            _, content = self._first_frame(unit, {"first_metadata": first_metadata}, deadline)
+            _, content = self._first_frame(unit, {"first_metadata": first_metadata}, wait_s=wait_s)
         return json.loads(content)
+
+    def start_for(self, unit: Unit, on_wait: Moved = unwatched) -> None:
+        """Have the process started, with the libraries for a unit; raises ConfigError if that is not possible."""
+        for is_last in (False, True):
+            try:
+                return self.start(unit.kind, on_wait)
+            except (ChildEndedError, TimeoutError) as error:
+                # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
+                if is_last or isinstance(error, TimeoutError):
+                    raise self._unusable(str(error)) from error
+        return None
 
     def read(
         self, unit: Unit, roots: Sequence[str], progress: Moved, *, only: int | None = None, reach: Reach | None = None
@@ -117,7 +140,7 @@ class Process(JsonChild):
         self._stopped = False
         arguments: dict[str, Any] = {"roots": list(roots), "only": only}
         try:
-            kind, content = self._first_frame(unit, arguments, None, reach)
+            kind, content = self._first_frame(unit, arguments, reach=reach, on_wait=progress)
             while True:
                 progress()
                 yield from decode_samples(content)
@@ -140,19 +163,27 @@ class Process(JsonChild):
             process.kill()
 
     def _first_frame(
-        self, unit: Unit, arguments: dict[str, Any], deadline: float | None, reach: Reach | None = None
+        self,
+        unit: Unit,
+        arguments: dict[str, Any],
+        *,
+        wait_s: float | None = None,
+        reach: Reach | None = None,
+        on_wait: Moved = unwatched,
     ) -> tuple[bytes, bytes]:
         """Send a request, and give the first frame of the answer."""
         limits = {"cpu_s": CPU_S, "memory_bytes": self._memory_bytes or decoded_bytes()}
         request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **arguments}
         for is_last in (False, True):
+            self.start_for(unit, on_wait)
+            deadline = None if wait_s is None else time.monotonic() + wait_s
             self.send(request)
             process, answers = self._running()
             if self._stopped:
                 process.kill()
             if deadline is not None:
-                wait_s = max(0.0, deadline - time.monotonic())
-                if not select.select([answers], [], [], wait_s)[0]:
+                left_s = max(0.0, deadline - time.monotonic())
+                if not select.select([answers], [], [], left_s)[0]:
                     process.kill()
             if answers.peek(1):
                 return self._frame(unit)
@@ -180,12 +211,13 @@ class Process(JsonChild):
 
     def _failure(self, unit: Unit, status: int) -> EmbqError:
         """The error for a process that ended without an answer, or in the midst of one."""
-        if status >= 0:
-            return ConfigError(
-                f"the process that reads tables ends with exit status {status}",
-                next_step=f"check the installation: `{' '.join(self.command)} < /dev/null` says what is wrong",
-            )
-        return died(unit, status)
+        return self._unusable(f"ended with {ending(status)}") if status >= 0 else died(unit, status)
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"the process that reads tables {why}",
+            next_step=f"check the installation: `{' '.join(self.command)} < /dev/null` shows the error",
+        )
 
     def _running(self) -> tuple[subprocess.Popen[bytes], io.BufferedReader]:
         """The process and its answers."""

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from embq.core.process.children import die_with_parent
+from embq.core.errors import EmbqError
+from embq.core.process.children import STARTED, die_with_parent
 from embq.core.process.limits import limit_memory
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach, limit
@@ -50,8 +51,13 @@ def serve(idle_s: float = IDLE_S) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.buffer.readline()):
+        request = json.loads(line)
         try:
-            _answer(json.loads(line), answers)
+            if "start" in request:
+                _import_for(request["start"])
+                os.write(answers, STARTED)
+            else:
+                _answer(request, answers)
         except BrokenPipeError:  # the parent is gone
             return
 
@@ -59,7 +65,8 @@ def serve(idle_s: float = IDLE_S) -> None:
 def _answer(request: dict[str, Any], answers: int) -> None:
     try:
         unit = Unit.from_description(request["unit"])
-        _limit(unit, request["cpu_s"], request["memory_bytes"])
+        _import_for(unit.kind)
+        limit_memory(request["memory_bytes"], request["cpu_s"])
         limit(Reach.from_description(request["reach"]))
         with source_errors(unit.source):
             if "roots" in request:
@@ -108,15 +115,16 @@ def _send(answers: int, kind: bytes, content: bytes) -> None:
         rest = rest[os.write(answers, rest) :]
 
 
-def _limit(unit: Unit, cpu_s: int, memory_bytes: int) -> None:
-    """Bound what one request may take beyond what was used before it."""
-    if unit.kind in ("parquet", "arrow"):  # imported first, so that the libraries do not count
+def _import_for(kind: str) -> None:
+    """Import the libraries of a kind of input, so that they count neither as memory nor as time of a request."""
+    with suppress(EmbqError, ImportError):  # which the request meets again
+        source_for(kind)  # perhaps of a plug-in
+    if kind in ("parquet", "arrow"):
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401 - only loaded
-    elif unit.kind == "hdf5":
+    elif kind == "hdf5":
         with suppress(ImportError):
             import h5py  # noqa: F401 - only loaded
-    limit_memory(memory_bytes, cpu_s)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from embq.core.service.log import Events
 from embq.core.units import Sample, key_without_chunks
 from embq.sources.access.read_ahead import ReadAhead
 from embq.sources.maps import Map, map_of, mapped
-from embq.sources.unit_reader import fetchable, read
+from embq.sources.unit_reader import fetchable, read, start_reader
 from embq.worker.claim.lease import LeasedUnit, UnitPart
 from embq.worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
 from embq.worker.embedders.text.splitting import CHARS_PER_TOKEN
@@ -145,9 +145,15 @@ class ReadStage:
         """Read one unit and hand on all of it.
 
         The attempt is charged here, before the first byte is looked at: a sample that ends its worker may do so in
-        the decoder as well as on the device.
+        the decoder as well as on the device. A reader process is started before, which is no work on the unit.
         """
         self.ahead.let_go()
+        try:
+            start_reader(lease.unit)
+        except ConfigError as problem:
+            self.refuse(lease, problem)
+            self.hand_on(EndOfUnit(lease, 0))
+            return
         if not lease.begin():
             self.hand_on(EndOfUnit(lease, 0))
             return

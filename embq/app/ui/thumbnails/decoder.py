@@ -15,9 +15,6 @@ from embq.core.process.children import ChildEndedError, JsonChild, ending
 IMAGE_S = 5.0
 """Time limit for one image; 64 MP take 1 s on a slow core."""
 
-START_S = 30.0
-"""Time limit for the first image of a process, which imports Pillow."""
-
 WAIT_S = 30.0
 """Longest wait for a free process."""
 
@@ -45,13 +42,20 @@ class _Child(JsonChild):
         return super()._started()
 
     def thumbnail(self, data: bytes, side: int) -> dict[str, str]:
-        """The answer to one request. Raises ChildEndedError, and TimeoutError after killing the process."""
+        """Return the answer to one request.
+
+        Raises ChildEndedError, TimeoutError after killing a process that takes too long, and HttpError if none starts.
+        """
         if self.images >= IMAGES:
             self.close()
+        try:
+            self.start()
+        except TimeoutError as error:
+            raise _overloaded(f"the process that makes thumbnails {error}") from error
         self.send({"image": b64encode(data).decode(), "side": side})
         self.images += 1
         try:
-            answer = self.answer(IMAGE_S if self.images > 1 else START_S)
+            answer = self.answer(IMAGE_S)
         except ValueError as error:  # no JSON
             self.kill()
             raise ChildEndedError(0) from error
@@ -114,13 +118,15 @@ class Decoders:
         try:
             child = self._free.get(timeout=WAIT_S)
         except queue.Empty as error:
-            raise HttpError(
-                "too many thumbnails are being made", code="overloaded", next_step="ask again", status=503
-            ) from error
+            raise _overloaded("too many thumbnails are being made") from error
         try:
             yield child
         finally:
             self._free.put(child)
+
+
+def _overloaded(why: str) -> HttpError:
+    return HttpError(why, code="overloaded", next_step="ask again", status=503)
 
 
 def _ended(error: ChildEndedError) -> SampleError | HttpError:

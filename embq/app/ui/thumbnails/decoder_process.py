@@ -14,11 +14,12 @@ import signal
 import sys
 from base64 import b64decode, b64encode
 from contextlib import suppress
+from typing import Any
 
 from PIL import Image, ImageOps
 
 from embq.core.errors import SampleError
-from embq.core.process.children import die_with_parent
+from embq.core.process.children import STARTED, die_with_parent
 from embq.core.process.limits import limit_memory
 from embq.worker.embedders.image import headers
 from embq.worker.embedders.image.decoding import open_image, quiet_pillow
@@ -63,6 +64,15 @@ def _simple(image: Image.Image) -> Image.Image:
     return image if image.mode in ("RGB", "RGBA", "L", "CMYK") else image.convert("RGB")
 
 
+def _answer(request: dict[str, Any]) -> bytes:
+    limit_memory(MEMORY_BYTES, CPU_S)
+    try:
+        answer = {"jpeg": b64encode(thumbnail(b64decode(request["image"]), request["side"])).decode()}
+    except SampleError as error:
+        answer = {"code": error.code, "message": error.message}
+    return json.dumps(answer).encode() + b"\n"
+
+
 def serve(idle_s: float) -> None:
     """Answer requests on stdin, one line each, until there are none for `idle_s` seconds."""
     die_with_parent()
@@ -75,13 +85,8 @@ def serve(idle_s: float) -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.buffer.readline()):
         request = json.loads(line)
-        limit_memory(MEMORY_BYTES, CPU_S)
         try:
-            answer = {"jpeg": b64encode(thumbnail(b64decode(request["image"]), request["side"])).decode()}
-        except SampleError as error:
-            answer = {"code": error.code, "message": error.message}
-        try:
-            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.write(STARTED if "start" in request else _answer(request))
             answers.flush()
         except BrokenPipeError:  # the parent is gone
             return

@@ -177,8 +177,9 @@ class Images:
 
         timer = threading.Timer(READ_S, give_up)
         timer.daemon = True
-        timer.start()
         try:
+            reader.start_for(unit)
+            timer.start()
             with closing(reader.read(unit, self._roots, lambda: None, only=only, reach=self._reach)) as samples:
                 yield samples
         except EmbqError as error:
