@@ -207,7 +207,7 @@ class IndexService:
 
     def _publish(self, unit: _InHand, answer: dict[str, str | bytes | int]) -> None:
         verdict = unit.lease.publish(answer, size=sum(len(str(value)) for value in answer.values()))
-        if verdict is PublishVerdict.NO_ROOM:
+        if verdict.is_full:
             return  # asked again at the next look
         if verdict is not PublishVerdict.ACCEPTED:
             self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=verdict.value)

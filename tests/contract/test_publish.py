@@ -15,16 +15,21 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import OutputError, OutsideError
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import MAX_ATTEMPTS
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.storage.durable import link
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
 from embq.worker.stages.publish import PublishStage
 from tests.support.fakes.clock import FakeClock
-from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, next_file_is, sample, vector
+
+LARGE = 16 << 20
 
 
 @pytest.fixture
@@ -146,6 +151,33 @@ def test_a_run_without_room_holds_up_no_other(make_run: MakeRun, stage: PublishS
         writers[0].drain()
     full.assert_exact([0, 1, 2])
     assert leases.snapshot() == []
+
+
+@pytest.mark.parametrize("clients", ["0", "50%"], ids=["command refused", "client disconnected"])
+def test_a_result_that_the_broker_has_no_memory_for_holds_up_no_other(
+    clients: str, own_server: EmbeddedServer, tmp_path: Path, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(own_server.url, patient=True) as client:  # as of a worker, which waits for a server that is full
+        large, other = (make_case(client, tmp_path / name) for name in ("large", "other"))
+        writers = [run.writer() for run in (large, other)]
+        stage = PublishStage(Meter(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="payload")
+        publish = large.ledger.publish
+
+        def publish_large(u: int, token: str, fields: dict[str, Any], *, size: int) -> PublishVerdict:
+            return publish(u, token, {**fields, "more": b"-" * LARGE}, size=LARGE)
+
+        client.config_set("maxmemory-clients", clients)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + (8 << 20))
+        with monkeypatch.context() as patch:
+            patch.setattr(large.ledger, "publish", publish_large)
+            stage.run(embedded_unit(large, leases, 0))
+        assert stage.full_runs() == {large.info.run}
+        stage.run(embedded_unit(other, leases, 0))
+        writers[1].drain()
+        other.assert_exact([0])
+        wait_for_room(stage)
+        writers[0].drain()
+        large.assert_exact([0])
 
 
 def test_a_run_without_room_gets_no_hints_until_it_has(run: RunCase) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from embq.core.errors import BrokerError
@@ -67,6 +69,19 @@ _NOTHING_LOST = "nothing that was committed is lost; what was in hand is done ag
 
 _IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
 """Beginning of the error for a command that a script may not send, in Redis and in Valkey; it has no error code."""
+
+
+_THREAD = threading.local()
+
+
+@contextmanager
+def not_retried(*errors: type[RedisError]) -> Iterator[None]:
+    """Raise these errors of commands of this thread at once, also where the client is patient."""
+    _THREAD.not_retried = errors
+    try:
+        yield
+    finally:
+        _THREAD.not_retried = ()
 
 
 class NotAllowedError(NoPermissionError):
@@ -140,7 +155,8 @@ class BrokerRetry(Retry):
         """See `redis.retry.Retry`."""
 
         def is_temporary(error: Exception) -> bool:
-            return not isinstance(error, AuthenticationError) and (is_retryable is None or is_retryable(error))
+            raised = (AuthenticationError, *getattr(_THREAD, "not_retried", ()))
+            return not isinstance(error, raised) and (is_retryable is None or is_retryable(error))
 
         try:
             return super().call_with_retry(do, fail, is_temporary, with_failure_count)

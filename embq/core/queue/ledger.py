@@ -9,13 +9,16 @@ import math
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar, cast
 
 import redis
+from redis.exceptions import AuthenticationError, ConnectionError, OutOfMemoryError
 
 from embq.core.broker.client import now_ms
+from embq.core.broker.retry_policy import not_retried
 from embq.core.queue import keys
 from embq.core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
 from embq.core.queue.lua import MAX_BLAMED, MAX_UNITS
@@ -37,6 +40,8 @@ T = TypeVar("T")
 
 BULK_BYTES = 256 * 1024
 """A larger result is sent by the client with the longer time-out."""
+BULK_TRIES = 3
+"""Connections that a broker which answers may close at one large result before it has no memory for it."""
 
 
 _NUMBERS = frozenset(
@@ -221,10 +226,25 @@ class Ledger:
         return state, lost
 
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> PublishVerdict:
-        """Hand a result to the writer."""
-        client = self.bulk if size > BULK_BYTES else self.client
-        parts = (part for pair in in_pieces(fields) for part in pair)
-        return PublishVerdict(self._call("publish", u, token, size, *parts, client=client))
+        """Hand a result to the writer.
+
+        A broker may have memory for every other command and not for a large result: it refuses the command, or closes
+        the connection where clients have too much together (maxmemory-clients).
+        """
+        is_bulk = size > BULK_BYTES
+        client = self.bulk if is_bulk else self.client
+        parts = [part for pair in in_pieces(fields) for part in pair]
+        for _ in range(BULK_TRIES):
+            try:
+                with not_retried(OutOfMemoryError, *([ConnectionError] if is_bulk else [])):
+                    return PublishVerdict(self._call("publish", u, token, size, *parts, client=client))
+            except OutOfMemoryError:
+                break
+            except AuthenticationError:
+                raise
+            except ConnectionError:
+                self.client.time()  # returns once the broker answers
+        return PublishVerdict.NO_MEMORY
 
     def hint_again(self, u: int) -> None:
         """Have a unit whose hint was popped, and that was not claimed, hinted again as soon as its run has room."""
@@ -232,7 +252,8 @@ class Ledger:
 
     def disk_full(self) -> None:
         """Have no unit of the run hinted for two seconds: its disk is full, which workers alone see."""
-        self.client.hset(self.keys[0], "full_ms", now_ms(self.client))
+        with suppress(OutOfMemoryError), not_retried(OutOfMemoryError):
+            self.client.hset(self.keys[0], "full_ms", now_ms(self.client))
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False if it was lost already."""

@@ -34,12 +34,18 @@ LIMIT_ENTRIES = 20_000
 
 
 class PublishVerdict(Enum):
-    """Answer of the script `publish`: whether a result was accepted."""
+    """Answer of the script `publish`, or of a broker that does not run it: whether a result was accepted."""
 
     ACCEPTED = 1
     SUPERSEDED = 2  # the result of another attempt stands
     LOST = 0  # the lease is lost
     NO_ROOM = -1
+    NO_MEMORY = -2  # of the broker for this result
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the result may be accepted later."""
+        return self in (PublishVerdict.NO_ROOM, PublishVerdict.NO_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)

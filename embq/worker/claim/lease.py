@@ -55,7 +55,7 @@ class Lease:
             return PublishVerdict.LOST
         self.publishing = True
         verdict = self.ledger.publish(self.u, self.token, fields, size=size)
-        self.publishing = verdict is not PublishVerdict.NO_ROOM
+        self.publishing = not verdict.is_full
         return verdict
 
     def release(self, *, failed: tuple[str, str] | None = None) -> None:

@@ -58,6 +58,9 @@ ASIDE_BYTES = 256 * 1024 * 1024
 again."""
 
 
+_MORE_MEMORY = "raise maxmemory of the broker, share the output folder with the workers, or make smaller units"
+
+
 @dataclass(slots=True)
 class _Result:
     """The result of a unit, on its way to the writer.
@@ -232,7 +235,9 @@ class PublishStage(Publisher):
                 return True
             fields = {**result.fields, "data": result.data} if has_data else result.fields
             verdict = lease.publish(fields, size=size)
-            if verdict is PublishVerdict.NO_ROOM:
+            if verdict is PublishVerdict.NO_MEMORY and lease.run not in self._full:
+                self.log.warning("broker_full", run=lease.run, u=lease.u, bytes=size, next=_MORE_MEMORY)
+            if verdict.is_full:
                 return False
         if verdict is PublishVerdict.ACCEPTED:
             self.meter.unit_done(len(lease.failures))
