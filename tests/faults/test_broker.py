@@ -376,3 +376,24 @@ def test_a_stale_replica(cluster: Cluster, recovery: Recovery, short_tmp: Path) 
         cluster.broker.start()
         everybody.goes_on()
     everybody.completes()
+
+
+@pytest.mark.fault("R6", "the broker comes back as it was, and writer and producer were killed in the same moment")
+def test_a_stale_replica_without_writer_and_producer(cluster: Cluster, recovery: Recovery, short_tmp: Path) -> None:
+    everybody = crew(cluster, recovery, 200, environment=QUICK_LEASES)
+    services = [service for service in cluster.services if service.arguments[0] in ("writer", "producer")]
+    for number in range(3):
+        copy, data = short_tmp / f"copy{number}", cluster.broker.folder / "appendonlydir"
+        shutil.copytree(data, copy)
+        before = len(cluster.committed())
+        cluster.until(lambda before=before: len(cluster.committed()) >= before + 20 and cluster.busy_units())
+        for service in services:
+            service.kill()
+        cluster.broker.kill()
+        shutil.rmtree(data)
+        copy.rename(data)
+        cluster.broker.start()
+        services = [cluster.service(verb, environment=QUICK_LEASES) for verb in ("writer", "producer")]
+        everybody.goes_on()
+    cluster.until_closed()
+    cluster.assert_exact()
