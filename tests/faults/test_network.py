@@ -237,3 +237,21 @@ def test_a_slow_and_lossy_link(cluster: Cluster, recovery: Recovery) -> None:
         assert attempts.reruns() == {}, machine.log
         assert machine.said_times("worker_died") == 0, machine.log
     cluster.assert_exact()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.fault("N3", "two machines, each behind a link with 200 ms where 2 % of the requests break the connection")
+def test_two_machines_behind_slow_and_lossy_links(cluster: Cluster, recovery: Recovery) -> None:
+    near, far = (Proxy(cluster.broker.socket_url, seed=SEED + number) for number in range(2))
+    with near, far:
+        cluster.begin(60, "stub:16?ms_per_sample=40&batch_size=10")
+        machines = []
+        for proxy in (near, far):
+            proxy.delay_s, proxy.loss = 0.2, 0.02
+            machines.append(cluster.workers(url=proxy.url))
+        cluster.until_closed(200)
+        recovery.injected(near.lost + far.lost)
+        assert near.lost
+        assert far.lost
+        assert [machine.said_times("worker_died") for machine in machines] == [0, 0]
+    cluster.assert_exact()
