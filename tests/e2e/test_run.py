@@ -324,12 +324,12 @@ def test_a_model_that_cannot_be_loaded_does_not_end_the_workers_of_other_runs(sh
     texts = write_texts(short_tmp / "texts.jsonl", 20)
     worker = box.start("worker", "--devices", "cpu")
     services = [worker, box.start("writer"), box.start("producer")]
-    box.do("enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "wrong", "-m", f"stub:{DIM}?speed=9")
+    box.do("enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "wrong", "-m", "hf:org/absent?pooling=mean")
     await_in(worker, lambda: "model_refused" in worker.stderr)
     box.do("enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "right", "-m", f"stub:{DIM}")
     await_in(worker, lambda: closed(short_tmp / "right"))
     check_complete(short_tmp / "right", texts, units=1, dim=DIM)
     assert committed(short_tmp / "wrong") == []
-    assert "unknown parameter 'speed'" in worker.stderr
+    assert "cannot be had from the model hub" in worker.stderr
     for service in services:
         assert service.process.poll() is None, service.said

@@ -48,6 +48,8 @@ WRONG: dict[str, tuple[int, str]] = {
     "run texts.jsonl -o new -m minilm2": (65, "unknown model 'minilm2'"),
     "run texts.jsonl -o new -m stub:x": (65, "positive number"),
     "run texts.jsonl -o new -m stub:8?colour=red": (65, "unknown parameter 'colour'"),
+    "run texts.jsonl -o new -m stub:8?colour=red --dry-run": (65, "unknown parameter 'colour'"),
+    "run texts.jsonl -o new -m minilm?batch_size=many --dry-run": (65, "batch_size must be a whole number"),
     "run texts.jsonl -o new -m open_clip:ViT-B-32/nosuch": (65, "has no weights 'nosuch'"),
     "run texts.jsonl -o new -m open_clip:ViT-B-32": (65, "needs the tag of its weights"),
     "run texts.jsonl -o new -m open_clip:ViT-Z-1/openai": (65, "no architecture 'ViT-Z-1'"),

@@ -154,3 +154,26 @@ def test_a_family_says_whether_it_normalizes(
     spec = ModelSpec.parse("own:3")
     assert spec.unit_length is unit_length
     assert str(spec.without_normalizing()) == without
+
+
+# --- parameters ---
+
+WRONG = {"seed": "x", "ms_per_sample": "-1", "ms_per_token": "nan", "ms_per_batch": "x", "normalize": "maybe"}
+ANY_TEXT = {"prompt", "prompt_name", "pooling", "lora"}
+"""Only the loaded model can tell whether these are usable."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_every_family_are_checked_before_anything_is_planned(family: str) -> None:
+    spec = {"minilm": "minilm", "open_clip": "open_clip:ViT-B-32/openai", "stub": "stub:8"}.get(family, f"{family}:a")
+    params = FAMILIES[family].params
+    assert params
+    with pytest.raises(ModelError, match="unknown parameter 'colour'"):
+        ModelSpec.given(f"{spec}?colour=red")
+    for name in params:
+        if name in ANY_TEXT:
+            assert ModelSpec.given(f"{spec}?{name}=some").param(name, "") == "some"
+            continue
+        with pytest.raises(ModelError, match=name) as caught:
+            ModelSpec.given(f"{spec}?{name}={WRONG.get(name, '-1')}")
+        assert caught.value.next_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from embq.app.cli.shared_options import (
     verbose_option,
     worker_options,
 )
-from embq.core.errors import EmbqError, InputError, UsageError, command_line
+from embq.core.errors import EmbqError, InputError, SourceError, UsageError, command_line
 from embq.core.service.progress_line import folded
 
 NAMED = 3
@@ -94,6 +95,7 @@ def run(
         request, precision_at=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
+    _refuse_outside(inputs, root, settings_with(broker))
     client = configured_broker(settings_with(broker))  # before anything is written
     fresh = is_new(root)
     if fresh:  # a run that is there may need its model no more
@@ -122,6 +124,22 @@ def run(
             code="all_failed",
         )
     return status
+
+
+def _refuse_outside(inputs: Sequence[str], root: Place, settings: Settings) -> None:
+    """Raise InputError for an output or an input that the services of this run may not use: each unit would fail."""
+    from embq.core.storage.paths import Outputs
+    from embq.sources.unit_reader import require_allowed
+
+    Outputs(settings.outputs).check(str(root))
+    for source in inputs:
+        try:
+            if "{" not in source:  # which may stand for several folders
+                require_allowed(source, settings.roots)
+        except SourceError as error:
+            if error.code == "source_denied":
+                next_step = "add its folder to EMBQ_ROOTS, or unset it"
+                raise InputError(error.message, code=error.code, next_step=next_step) from error
 
 
 def _look_for(spec: ModelSpec) -> None:

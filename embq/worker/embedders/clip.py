@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from transformers import dynamic_module_utils
 
 from embq.core.errors import ModelError, SampleError
+from embq.core.model_params import CLIP, choice, unit_length, whole_number
 from embq.core.models import REFERENCE, Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
@@ -29,7 +30,6 @@ from embq.worker.embedders.image.upload import ImageBatcher, image_rows, with_im
 from embq.worker.embedders.loading import model_source, translated_model_errors
 from embq.worker.embedders.lookup import check_architecture, check_open_clip, open_clip_parts
 from embq.worker.embedders.sample_fields import check_modalities, prepare_each, text_of
-from embq.worker.embedders.spec_params import choice, unit_length, whole_number
 from embq.worker.embedders.text.clip_tokens import ClipTokens, clip_tokenizer_content
 from embq.worker.embedders.text.clip_tower import causal_tower, tower_vocabulary
 from embq.worker.embedders.text.splitting import TokenSplitter
@@ -49,7 +49,7 @@ def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], 
         name = f"local-dir:{folder}"
         return (lambda: create(name, weights_only=True)), name
     if spec.param("init", ""):
-        spec.check_params("init", "seed", "batch_size", "tokens", "normalize")
+        spec.check_params(*CLIP)
         choice(spec, "init", "random", ("random",))
         arch, seed = spec.name.replace("/", "-"), whole_number(spec, "seed", 0, least=0)
         check_architecture(spec, arch, open_clip.list_models())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from embq.core.errors import ModelError
+from embq.core.model_params import choice
 from embq.core.models import ModelConfig, ModelSpec
 from embq.worker.embedders.sample_fields import check_modalities
-from embq.worker.embedders.spec_params import choice
 
 if TYPE_CHECKING:
     from embq.worker.embedders.image.vision import VisionEmbedder

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from embq.core.errors import DeviceFullError, ModelError, SampleError
+from embq.core.model_params import STUB, choice, milliseconds_as_s, whole_number
 from embq.core.models import CPU_DECODES, GPU, Chunking, ModelConfig, ModelSpec
 from embq.core.units import Sample, content_hash
 from embq.sources.interface import Moved
 from embq.worker.embedders.base import MAX_CHUNKS, padded_tokens
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.embedders.sample_fields import check_modalities, image_of, prepare_each, text_of
-from embq.worker.embedders.spec_params import choice, milliseconds_as_s, whole_number
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -194,9 +194,7 @@ class StubEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     """The stub that `spec` describes; every device but a simulated one has speed 1."""
-    spec.check_params(
-        "ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "tokens", "max_tokens", "decode", "pixels"
-    )
+    spec.check_params(*STUB)
     check_modalities(config, *spec.model_family.embeds)
     return StubEmbedder(
         config,

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor
 
 from embq.core.errors import ModelError, SampleError
+from embq.core.model_params import unit_length, whole_number
 from embq.core.models import REFERENCE, Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
@@ -27,7 +28,6 @@ from embq.worker.embedders.image.preprocess import Preprocess
 from embq.worker.embedders.image.processor import SAME, difference, of_image_processor
 from embq.worker.embedders.image.upload import ImageBatcher, image_rows
 from embq.worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
-from embq.worker.embedders.spec_params import unit_length, whole_number
 from embq.worker.embedders.text.splitting import no_splitter
 
 EMBEDDER_VERSION = "vision 1"

@@ -14,13 +14,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import PreTrainedTokenizerBase
 
 from embq.core.errors import ModelError, SampleError
+from embq.core.model_params import SENTENCE, unit_length, whole_number
 from embq.core.models import ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.worker.embedders.device.placement import ACCELERATOR_SIZES, device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
 from embq.worker.embedders.sample_fields import check_modalities
-from embq.worker.embedders.spec_params import unit_length, whole_number
 from embq.worker.embedders.text.flat_attention import kernel_for
 from embq.worker.embedders.text.flat_batch import flattened
 from embq.worker.embedders.text.flat_pooling import flat_head
@@ -206,7 +206,7 @@ class SentenceEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError if it cannot be loaded here."""
-    spec.check_params("batch_size", "tokens", "normalize", "prompt_name", "prompt", "max_length", "lora")
+    spec.check_params(*SENTENCE)
     check_prompt(spec)
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *spec.model_family.embeds)

@@ -15,10 +15,10 @@ from torch import nn
 from transformers import TokenizersBackend
 
 from embq.core.errors import ModelError, SampleError
+from embq.core.model_params import whole_number
 from embq.core.models import ModelSpec
 from embq.worker.embedders.base import Truncated
 from embq.worker.embedders.sample_fields import no_panic
-from embq.worker.embedders.spec_params import whole_number
 from embq.worker.embedders.text.flat_batch import TokenRow, flattened, padded
 
 ONE_TOKEN: TokenRow = {"input_ids": np.zeros(1, dtype=np.int32)}

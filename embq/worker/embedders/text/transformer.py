@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from embq.core.errors import ModelError
+from embq.core.model_params import ENCODER, unit_length, whole_number
 from embq.core.models import ModelConfig, ModelSpec
 from embq.worker.embedders.device.placement import device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
-from embq.worker.embedders.spec_params import unit_length, whole_number
 from embq.worker.embedders.text.flat_attention import kernel_for
 from embq.worker.embedders.text.flat_batch import TokenRow
 from embq.worker.embedders.text.flat_pooling import pooled
@@ -113,7 +113,7 @@ class TransformerEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
     """The model of an `hf:` spec for texts; ModelError if it cannot be loaded here."""
-    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt", "batch_size", "tokens", "lora")
+    spec.check_params(*ENCODER)
     pooling = _pooling_of(spec)
     to_unit_length = unit_length(spec, "false")
     place = device_of(device)
