@@ -169,6 +169,8 @@ class ModelSpec:
 
             names = (*FAMILIES, *plugins.enabled(plugins.MODELS))
             near = [f"{spec}{mark}{query}" for spec in suggestions(head.strip(), names)]
+            if len(listed := head.split(",")) > 1 and family_of(listed[0].strip().partition(":")[0]) is not None:
+                near = [" ".join(f"-m {spec.strip()}" for spec in listed)]
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)

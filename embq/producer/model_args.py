@@ -63,6 +63,8 @@ def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
     if len(texts) == 1:
         name, spec = split_name(texts[0])
         if name is not None:
+            while (inner := split_name(spec))[0] is not None:
+                spec = inner[1]
             raise UsageError(
                 f"the run has one model, and {name!r} is a name for one of several", next_step=f"-m {spec}"
             )

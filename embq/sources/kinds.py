@@ -194,7 +194,9 @@ def detect(
             raise InputError(
                 f"{path}: {'it is no file' if is_stream else 'a file of this name is no input'}"
                 + (": images are read by the folder" if ALL.is_image(path) else ""),
-                next_step=f"{NOT_STREAMED}; then name {SUPPORTED}" if is_stream else f"name {SUPPORTED}",
+                next_step=f"{NOT_STREAMED}; then name {SUPPORTED}"
+                if is_stream
+                else f"tell its kind with --input-format if its name does not, or name {SUPPORTED}",
             )
         return [(kind, path)]
     names = list_names(path)

@@ -65,7 +65,7 @@ def start_reader(unit: Unit) -> None:
 def require_allowed(source: str, roots: Sequence[str]) -> None:
     """Raise SourceError `shard_scheme_denied` or `source_denied` for a source that may not be read; see `read`."""
     check_source(source)
-    if not _is_allowed(source, roots):
+    if not is_allowed(source, roots):
         raise SourceError(
             f"{source}: outside of what the worker on {socket.gethostname()} may read ({', '.join(roots)})",
             code="source_denied",
@@ -142,7 +142,7 @@ def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
         return False
     try:
         check_source(unit.source)
-        return _is_allowed(unit.source, roots)
+        return is_allowed(unit.source, roots)
     except SourceError:  # reading it raises the same
         return False
 
@@ -158,7 +158,7 @@ def is_here(unit: Unit, roots: Sequence[str]) -> bool:
     """
     try:
         check_source(unit.source)
-        if not _is_allowed(unit.source, roots):
+        if not is_allowed(unit.source, roots):
             return False
     except SourceError:
         return True
@@ -189,7 +189,8 @@ def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
             samples.close()
 
 
-def _is_allowed(source: str, roots: Sequence[str]) -> bool:
+def is_allowed(source: str, roots: Sequence[str]) -> bool:
+    """Return whether a source lies in or below one of the roots, links resolved; empty roots allow all."""
     if is_url(source):
         return not roots or any(urls.is_inside(source, root) for root in roots)
     try:

@@ -28,7 +28,7 @@ WRONG: dict[str, tuple[int, str]] = {
     f"{RUN} --workers-per-device 2": (2, "Did you mean '--workers'?"),
     "status out extra": (2, "unexpected extra argument (extra)"),
     # --- values of options
-    f"{RUN} --batch-size many": (2, "'many' is not a valid"),
+    f"{RUN} --batch-size many": (2, "'many' is not a whole number"),
     f"{RUN} --batch-size -1": (2, "0<=x<=1048576"),
     f"{RUN} --precision fp8": (2, "'fp8' is not one of"),
     f"{RUN} --dtype double": (2, "'double' is not one of"),
@@ -57,6 +57,12 @@ WRONG: dict[str, tuple[int, str]] = {
     "run texts.jsonl -o new -m hf:org/absent?pooling=mean": (65, "is not in the cache"),
     "run texts.jsonl -o new -m stub:8 -m stub:8": (2, "2 models would be called 'stub'"),
     "run texts.jsonl -o new -m a=stub:8": (2, "the run has one model"),
+    "run texts.jsonl -o new -m open_clip:ViT-B-32/openai?init=random": (65, "random weights have no tag 'openai'"),
+    f"{RUN} --limit all": (2, "'all' is not a whole number"),
+    f"{RUN} --batch-size 1.5": (2, "'1.5' is not a whole number"),
+    f"{RUN} --overwrite": (2, "Nothing is overwritten"),
+    f"{RUN} --resume": (2, "`embq resume OUT`"),
+    "run s3:// -o new -m stub:8": (65, "names no bucket"),
     # --- inputs
     "run nowhere.jsonl -o new -m stub:8": (65, "nowhere.jsonl is not found"),
     "run 'no/*.tar' -o new -m stub:8": (65, "no file matches"),
@@ -160,6 +166,20 @@ def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(folder: Path, com
     assert "Traceback" not in said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("models", "next_step"),
+    [
+        ("a=stub:8", "-m stub:8"),
+        ("a=b=stub:8", "-m stub:8"),
+        ("minilm,stub:8", "did you mean -m minilm -m stub:8?"),
+        ("open_clip:ViT-B-32/openai?init=random&seed=1", "open_clip:ViT-B-32?init=random&seed=1"),
+    ],
+)
+def test_a_wrong_model_is_answered_with_the_right_one(folder: Path, models: str, next_step: str) -> None:
+    _, _, said = called("run", "texts.jsonl", "-o", "new", "-m", models)
+    assert f"  next:  {next_step}\n" in said
 
 
 @pytest.mark.parametrize("option", ["--max-memory", "--current-memory-available"])

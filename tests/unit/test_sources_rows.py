@@ -252,6 +252,15 @@ def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
     assert "; iconv -f " in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.tsv", "t.txt.gz", "t.csv.gz"])
+def test_a_file_of_carriage_returns_alone_is_not_one_line(tmp_path: Path, name: str) -> None:
+    data = b'{"text": "a"}\r{"text": "b"}\r' if "json" in name else b"text\ra red car\r\ra blue one\r"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises((SourceError, InputError), match="end with a carriage return alone") as caught:
+        list(read(*plan([str(tmp_path / name)], ReadOptions()).units, ()))
+    assert "tr '\\r' '\\n'" in caught.value.next_step
+
+
 @pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.tsv", "t.txt.gz"])
 def test_a_zero_byte_is_a_character_wherever_it_stands(tmp_path: Path, name: str) -> None:
     lines = [f"a red car {n}" for n in range(300)]

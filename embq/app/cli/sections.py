@@ -70,6 +70,12 @@ FOREIGN_OPTIONS = {
 }
 """Option of another tool -> ours, separated by "|", of which the first is suggested that a verb has."""
 
+INSTEAD = {
+    **dict.fromkeys(("--overwrite", "--force"), "Nothing is overwritten: remove the folder first, or name another."),
+    "--resume": "`embq resume OUT` or the same command continues a run.",
+}
+"""Option of another tool -> what to do, as no verb has one like it."""
+
 
 def no_such_option(error: click.NoSuchOption, names: Sequence[str]) -> click.NoSuchOption:
     """The error for an option that a verb does not have, with that of its `names` that was meant, if one is near."""
@@ -84,6 +90,7 @@ def no_such_option(error: click.NoSuchOption, names: Sequence[str]) -> click.NoS
         else []
     )
     hint = f" Did you mean {(ours or near)[0]!r}?" if ours or near else ""
+    hint = f" {INSTEAD[unknown]}" if unknown in INSTEAD and not ours else hint
     return click.NoSuchOption(unknown, f"No such option {unknown!r}.{hint}", ctx=error.ctx)
 
 
@@ -111,6 +118,13 @@ _HELP_ALL = click.Option(
     [HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show all options and exit."
 )
 HELPS = ("--help", HELP_ALL)
+_KINDS_OF_NUMBER = {
+    "integer range": "a whole number",
+    "integer": "a whole number",
+    "float range": "a number",
+    "float": "a number",
+}
+"""Click's name of a type -> ours."""
 
 
 class SectionedCommand(click.Command):
@@ -135,6 +149,13 @@ class SectionedCommand(click.Command):
         typed = tuple(args)
         try:
             rest = super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            message = error.message
+            for theirs, ours in _KINDS_OF_NUMBER.items():
+                message = message.replace(f"is not a valid {theirs}", f"is not {ours}")
+            if message == error.message:
+                raise
+            raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from None
         except click.NoSuchOption as error:
             names = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
             raise no_such_option(error, [name for name in names if name.startswith("-")]) from None

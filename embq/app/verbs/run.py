@@ -25,7 +25,7 @@ from embq.app.cli.shared_options import (
     verbose_option,
     worker_options,
 )
-from embq.core.errors import EmbqError, InputError, SourceError, UsageError, command_line
+from embq.core.errors import EmbqError, InputError, UsageError, command_line
 from embq.core.service.progress_line import folded
 
 NAMED = 3
@@ -129,17 +129,16 @@ def run(
 def _refuse_outside(inputs: Sequence[str], root: Place, settings: Settings) -> None:
     """Raise InputError for an output or an input that the services of this run may not use: each unit would fail."""
     from embq.core.storage.paths import Outputs
-    from embq.sources.unit_reader import require_allowed
+    from embq.sources.unit_reader import is_allowed
 
     Outputs(settings.outputs).check(str(root))
-    for source in inputs:
-        try:
-            if "{" not in source:  # which may stand for several folders
-                require_allowed(source, settings.roots)
-        except SourceError as error:
-            if error.code == "source_denied":
-                next_step = "add its folder to EMBQ_ROOTS, or unset it"
-                raise InputError(error.message, code=error.code, next_step=next_step) from error
+    # Braces may stand for several folders.
+    if denied := [it for it in inputs if "{" not in it and not is_allowed(it, settings.roots)]:
+        raise InputError(
+            f"{denied[0]} is outside of what workers here may read ({', '.join(settings.roots)})",
+            next_step="add its folder to EMBQ_ROOTS, or unset it",
+            code="source_denied",
+        )
 
 
 def _look_for(spec: ModelSpec) -> None:

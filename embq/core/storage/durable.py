@@ -291,7 +291,7 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
         code, message = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:
         code, message = "output", f"{path}: {error.strerror or error}"
-    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "")
+    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "check that folder, or name another one")
     return OutputError(message, next_step=next_step, code=code)
 
 

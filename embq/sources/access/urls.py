@@ -68,6 +68,12 @@ def check_url(url: str) -> None:
             code="shard_scheme_denied",
             next_step=f"name a local path, or a URL that begins with {', '.join(f'{s}://' for s in list(SCHEMES)[:7])}",
         )
+    if not urlsplit(url).netloc and scheme_of(url) != "hdfs":
+        raise SourceError(
+            f"{url!r} names no bucket and no server",
+            code="source_denied",
+            next_step=f"write {scheme_of(url)}://NAME/PATH",
+        )
     if ".." in unquote(urlsplit(url).path).split("/"):
         raise SourceError(f"{url!r}: a URL with '..' in it is not read", code="source_denied")
     try:

@@ -333,6 +333,12 @@ def refuse_encoding(path: str, head: bytes) -> None:
         what = f"is no text in UTF-8: it is binary, or {encoding[:6]} without a mark"
     elif not head.isascii() and _is_other(head):
         what, encoding = "is text, but not UTF-8: too many of its lines are not", "WINDOWS-1252"
+    elif b"\r" in head.rstrip(b"\r") and b"\n" not in head:
+        raise SourceError(
+            f"{path}: its lines end with a carriage return alone, so all of it would be one line",
+            code="source_damaged",
+            next_step="convert it: tr '\\r' '\\n' < OLD > NEW",
+        )
     else:
         return
     raise SourceError(
