@@ -14,7 +14,7 @@ from embq.core.models import REFERENCE, Chunking, ModelConfig
 from embq.core.queue.uploads import AddedUnits
 from embq.core.rows.metadata import renamed
 from embq.core.rows.spec import RowSpec
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.control import PRIORITY, Control, save_control
 from embq.core.run.layout import Layout, refuse_foreign_files
 from embq.core.run.manifest import Manifest, ManifestSummary, first_segment_writer
@@ -298,7 +298,7 @@ def _refuse_other_run(output: Place, existing_run: RunInfo, *, model: ModelConfi
     ]
     if not differences:
         return
-    begun = CommitLog(Layout(place(output))).replay(existing_run.units).count > 0
+    begun = checkpoint.current(Layout(place(output)), existing_run.units).count > 0
     raise InputError(
         f"{output} holds another run: " + "; ".join(differences),
         next_step=f"choose another --output, or go on with the run that is there: {command_line('resume', output)}"

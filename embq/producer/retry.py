@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embq.core.errors import InputError, TryLaterError, UsageError, command_line
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.commits import Commit
 from embq.core.run.control import RunState, load_control
 from embq.core.run.layout import Layout
@@ -126,7 +126,7 @@ def retry(root: Place, chosen: FailureFilter, *, version: str, expected: int | N
 
 def _refuse_resting(layout: Layout, info: RunInfo) -> None:
     state = load_control(layout).state
-    if state != RunState.RUNNING and not CommitLog(layout).replay(info.units).closed:
+    if state != RunState.RUNNING and not checkpoint.current(layout, info.units).closed:
         raise TryLaterError(
             f"run {info.run} is {state}; nothing was added",
             next_step=f"let it go on first: {command_line('resume', layout.root)}",

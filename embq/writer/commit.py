@@ -256,7 +256,7 @@ class Committer:
 
     def join(self) -> None:
         """Bring the file that joins the parts up to date, where the format has one."""
-        join_parts(self.info, self.layout, row_files(self.log.read()))
+        join_parts(self.info, self.layout, row_files(self.log.without_units()))
 
     @contextmanager
     def _unless_taken_over(self, files: Sequence[CommittedFile]) -> Iterator[None]:
@@ -315,7 +315,7 @@ class Committer:
             )
         )
         self.state.apply(commit)
-        if commit.n % checkpoint.EVERY == 0:
+        if checkpoint.is_due(self.state, len(units)):
             checkpoint.save(self.layout, self.state)
         return commit
 

@@ -17,7 +17,8 @@ from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
 from embq.core.formats.folders import row_folders
 from embq.core.queue.result_stream import PART_SUFFIX
-from embq.core.run.commit_log import CommitLog, committed
+from embq.core.run.checkpoint import committed
+from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import Control, load_control, save_control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest

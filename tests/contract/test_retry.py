@@ -21,7 +21,8 @@ from embq.core.errors import InputError, TryLaterError, UsageError
 from embq.core.models import Chunking
 from embq.core.queue.result_stream import Entry
 from embq.core.rows.results import failure_batch
-from embq.core.run.commit_log import CommitLog, committed
+from embq.core.run.checkpoint import committed
+from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import Control, save_control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest

@@ -72,7 +72,12 @@ def _keep_less(path: Path) -> None:
     path.write_text(canonical_json(sealed(body)))
 
 
-@pytest.mark.parametrize("damage", [_shorten, _count_more, _of_another_log, _keep_less, Path.unlink])
+def _name_no_files(path: Path) -> None:
+    body = json.loads(path.read_text())
+    path.write_text(canonical_json(sealed({**body, "named": "none"})))
+
+
+@pytest.mark.parametrize("damage", [_shorten, _count_more, _of_another_log, _keep_less, _name_no_files, Path.unlink])
 def test_a_checkpoint_that_does_not_fit_is_passed_over(layout: Layout, damage: Callable[[Path], None]) -> None:
     before = (layout.writer / "checkpoint.json").read_bytes()
     damage(layout.writer / "checkpoint.json")

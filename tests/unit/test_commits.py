@@ -17,7 +17,7 @@ from embq.core.errors import OutputError, TryLaterError
 from embq.core.rows.results import FAILURE_SCHEMA, row_schema
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog, LogState, row_files
-from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
+from embq.core.run.commits import Commit, CommitFiles, CommittedFile, CommittedUnit, seal_of
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
 from embq.core.units import canonical_json
@@ -78,6 +78,30 @@ def test_the_log_is_read_as_it_was_written(log: CommitLog) -> None:
     assert (again.count, again.rows, again.next_id, again.epoch, again.n) == (3, 6, 6, 2, 3)
     assert [u for u in range(UNITS) if again.is_done(u)] == [0, 3, 7]
     assert [file.first_id for file in row_files(log.read())] == [0, 2]
+
+
+def test_a_record_is_the_same_whatever_the_form_of_its_json(log: CommitLog, layout: Layout) -> None:
+    commit = record(log, LogState(units=UNITS), 0, 3)
+    data = (layout.commits / "00000001.json").read_bytes()
+    indented = json.dumps(json.loads(data), indent=1).encode()
+    assert seal_of(data) == commit.sha256
+    assert seal_of(indented) == ""
+    assert Commit.parse(data, "1") == Commit.parse(indented, "1") == commit
+    files = CommitFiles(n=1, prev="", sha256=commit.sha256, files=commit.files)
+    assert CommitFiles.parse(data, "1") == CommitFiles.parse(indented, "1") == files
+
+
+@pytest.mark.parametrize(
+    "change", [(b'"rows":2', b'"rows":3'), (b'"sha256":"', b'"sha256":"0'), (b"{", b"["), (b"}", b"")]
+)
+def test_a_changed_byte_of_a_record_is_seen_with_its_units_and_without(
+    log: CommitLog, layout: Layout, change: tuple[bytes, bytes]
+) -> None:
+    record(log, LogState(units=UNITS), 0, 3)
+    data = (layout.commits / "00000001.json").read_bytes().replace(*change)
+    for form in (Commit, CommitFiles):
+        with pytest.raises(OutputError, match="is damaged"):
+            form.parse(data, "1")
 
 
 def test_the_done_bits_lie_as_redis_lays_them(log: CommitLog) -> None:

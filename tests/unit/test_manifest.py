@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -133,3 +136,54 @@ def test_a_damaged_segment_is_named(layout: Layout) -> None:
 def test_an_empty_list_is_an_empty_manifest(layout: Layout) -> None:
     assert first_segment_writer(layout).write([]).units == 0
     assert list(Manifest(layout)) == []
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(segment, last column) of each read of a segment's table."""
+    reads: list[tuple[str, str]] = []
+    real = module._read_table
+
+    def counted(path: Path, columns: Sequence[str]) -> pa.Table:
+        reads.append((path.name, columns[-1]))
+        return real(path, columns)
+
+    monkeypatch.setattr(module, "_read_table", counted)
+    return reads
+
+
+def test_units_that_alternate_over_a_boundary_of_segments_read_each_segment_once(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_UNITS", 4)
+    monkeypatch.setattr(module, "CACHED_BYTES", 0)  # two segments are held whatever their size
+    units = [unit(number) for number in range(12)]
+    first_segment_writer(layout).write(units)
+    manifest = Manifest(layout)
+    for u in [3, 4, 2, 5, 1, 6, 0, 7]:
+        assert manifest.unit(u) == units[u]
+        assert manifest.unit_id(u) == units[u].unit_id
+        assert manifest.unit_size(u).samples == 2
+    assert manifest.find(units[6].unit_id) == units[6]
+    assert manifest.find(units[0].unit_id) == units[0]
+    assert sorted(reads) == [(f"0000{n}.parquet", column) for n in (0, 1) for column in ("description", "size")]
+
+
+def test_a_manifest_drops_the_segments_used_least_recently_beyond_its_bytes(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_UNITS", 4)
+    units = [unit(number) for number in range(40)]
+    first_segment_writer(layout).write(units)
+    manifest = Manifest(layout)
+    manifest.unit(0)
+    monkeypatch.setattr(module, "CACHED_BYTES", 9 * manifest._units.bytes // 2)
+    for u in range(0, 40, 4):
+        assert manifest.unit(u) == units[u]
+        assert manifest.unit_id(8) == units[8].unit_id  # in use, so it stays
+        assert manifest._units.bytes <= module.CACHED_BYTES
+    assert len(list(manifest._units)) == 4
+    assert list(manifest._units)[:2] == [2, 9]
+    assert [name for name, _ in reads].count("00002.parquet") == 1
+    manifest.unit(0)
+    assert [name for name, _ in reads].count("00000.parquet") == 2

@@ -21,7 +21,7 @@ from embq.core.errors import Exit, OutputError
 from embq.core.formats.base import vectors
 from embq.core.redaction import printable
 from embq.core.rows.spec import RowSpec
-from embq.core.run.commit_log import committed
+from embq.core.run.checkpoint import committed
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest, first_segment_writer
 from embq.core.run.reader import row_tables

@@ -16,7 +16,7 @@ from embq.core.errors import BrokerError, ConfigError
 from embq.core.queue.hints import HintJob, hint_queue
 from embq.core.queue.keys import ACTIVE, RUN_PARTS, RUNS, run_key
 from embq.core.queue.runs import registered
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.settings import Settings
@@ -98,7 +98,7 @@ def collect(root: Place, settings: Settings, *, must_answer: bool, older_than_s:
         # Another process on this folder is an `embq run`, perhaps with its embedded server.
         url = "" if is_exclusive else EmbeddedServer.find(layout.broker)
         client = _resident(settings, notes, must_answer=must_answer) if is_exclusive else connect(url) if url else None
-        state = CommitLog(layout).replay(info.units)
+        state = checkpoint.current(layout, info.units)
 
         def live() -> set[str] | None:
             if client is not None:

@@ -6,13 +6,14 @@ import os
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from embq.core.formats.folders import row_folders
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
-from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run import checkpoint
+from embq.core.run.commit_log import CommitLog, LogState, digest_of
 from embq.core.run.generations import leftovers
 from embq.core.run.layout import PLANNED, Layout, record_number
 from embq.core.run.run_info import RunInfo, load_run
@@ -74,13 +75,16 @@ def find_orphans(
             are listed, so that a lease or record of the meantime counts.
         older_than_s: files younger than this stay.
     """
+    saved = checkpoint.load(layout, info.units)  # files of its records are listed, unless they are gone
     staged = (layout.staging, layout.staged_parts)
-    folders = (*row_folders(layout, info), layout.failures, layout.temporary, *staged, layout.manifest)
+    committed_folders = (*row_folders(layout, info), layout.failures)
+    folders = (*committed_folders, layout.temporary, *staged, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
     uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
     unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
     planning = _is_planned(layout)
-    named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
+    committed = [layout.relative(path) for folder in committed_folders for path, _ in listed[folder]]
+    named = {layout.root / path for path in _named(layout, saved, committed)}
     users = _Users(layout, state, planning, live())
     verdicts: Counter[str] = Counter()
 
@@ -130,6 +134,20 @@ class _Users:
             return _token_part(path.name) in self.tokens if self.tokens is not None else not self.state.closed
         # Of a record to come.
         return not self.state.closed and record_number(path.name) > self.state.n
+
+
+def _named(layout: Layout, saved: LogState, paths: Iterable[str]) -> set[str]:
+    """The files that commit records name, by their paths below the output folder.
+
+    Args:
+        saved: a checkpoint. If its digest of files is that of the listed ones up to its number, its records name these,
+            and only later records are read.
+        paths: of the files that were listed in folders of committed files, since then.
+    """
+    log, early = CommitLog(layout), {path for path in paths if record_number(PurePath(path).name) <= saved.n}
+    if digest_of(early) != saved.named:
+        return {file.path for record in log.without_units() for file in record.files}
+    return early | {file.path for record in log.without_units(saved.n, saved.prev) for file in record.files}
 
 
 def _is_planned(layout: Layout) -> bool:

@@ -30,7 +30,7 @@ from embq.core.errors import AwayError, EmbqError, Exit, command_line
 from embq.core.process.limits import check_open_files
 from embq.core.queue.heartbeats import Device
 from embq.core.queue.ledger import Ledger
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
@@ -356,7 +356,7 @@ def summary_lines(progress: RunProgress, root: Place, loaded_s: float = 0.0) -> 
             "embed them whole, run with --chunk-tokens and another --output"
         )
     with suppress(EmbqError):
-        if unread := CommitLog(Layout(root)).replay(progress.units_total).unread:
+        if unread := checkpoint.current(Layout(root), progress.units_total).unread:
             lines.append(
                 f"{unread:,} rows lack metadata, or a caption that is not embedded, because it cannot be read; the "
                 f"first of each unit is in the logs as metadata_unread: {command_line('logs', root)}"

@@ -11,7 +11,7 @@ from embq.app.cli.shared_options import settings_with
 from embq.app.status.run_monitor import RunMonitor
 from embq.core.broker.embedded import keep_to_ourselves
 from embq.core.errors import EmbqError, Exit, TryLaterError
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.control import RunState
 from embq.core.run.layout import ENTRIES, Layout
 from embq.core.run.run_info import RunInfo, load_run
@@ -68,4 +68,4 @@ def remove_without_rows(root: Place) -> bool:
 
 def _is_unbegun(root: Path, new_run: RunInfo | None) -> bool:
     info = load_run(root)
-    return new_run is not None and info.run == new_run.run and CommitLog(Layout(root)).replay(info.units).count == 0
+    return new_run is not None and info.run == new_run.run and checkpoint.current(Layout(root), info.units).count == 0

@@ -22,7 +22,8 @@ from embq.core.formats.npy import mapped
 from embq.core.formats.part import opened
 from embq.core.rows.results import embedding_columns
 from embq.core.rows.vectors import restored
-from embq.core.run.commit_log import committed, committed_parts
+from embq.core.run.checkpoint import committed
+from embq.core.run.commit_log import committed_parts
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.reader import part_tables

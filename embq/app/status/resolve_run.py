@@ -16,7 +16,7 @@ from embq.core.errors import ConfigError, InputError, command_line
 from embq.core.queue.reporting import FOREIGN_NEXT
 from embq.core.queue.runs import RunRecord, foreign_runs, registered
 from embq.core.queue.uploads import UploadProgress, in_progress, outcome_of
-from embq.core.run.commit_log import committed
+from embq.core.run.checkpoint import committed
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import Place, is_folder, place, refuse_missing

@@ -17,7 +17,7 @@ from embq.core.errors import EmbqError
 from embq.core.queue.hints import hint_queue, withdraw
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord
-from embq.core.run.commit_log import CommitLog
+from embq.core.run import checkpoint
 from embq.core.run.control import VERBS, RunState, load_control
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
@@ -115,7 +115,7 @@ def _from_folder(record: RunRecord, state: RunState) -> ControlResult | None:
         control = load_control(layout)
         if control.state != state:
             return None
-        done = CommitLog(layout).replay(load_run(layout.root).units).count
+        done = checkpoint.current(layout, load_run(layout.root).units).count
     except EmbqError:
         return None
     return ControlResult(record, control.state, True, done)

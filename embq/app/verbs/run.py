@@ -297,12 +297,12 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 
 def _print_planned(planned: Planned, output: Place, *, as_json: bool) -> None:
     """Print how many units were handed over, and how many are done."""
-    from embq.core.run.commit_log import CommitLog
+    from embq.core.run import checkpoint
     from embq.core.run.control import RunState, load_control
     from embq.core.run.layout import Layout
 
     info = planned.info
-    done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
+    done = 0 if planned.new else checkpoint.current(Layout(output), info.units).count
     if as_json:
         answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}
         click.echo(json.dumps({"schema": 1, **answer, "precision": info.model.precision}))

@@ -95,13 +95,13 @@ def _hand_over(info: RunInfo, root: Place, settings: Settings, *, as_json: bool)
     """Announce the run of a folder to the services of a broker."""
     from embq.app.cli.authorization import authorized_client
     from embq.app.status.run_control import ControlResult
-    from embq.core.run.commit_log import CommitLog
+    from embq.core.run import checkpoint
     from embq.core.run.control import RunState
     from embq.core.run.layout import Layout
     from embq.producer.announce import hand_over, record_of
 
     client = authorized_client(settings, "resume")
-    done = CommitLog(Layout(root)).replay(info.units).count
+    done = checkpoint.current(Layout(root), info.units).count
     hand_over(client, info, root, {"state": RunState.RUNNING})
     result = ControlResult(record_of(info, root), RunState.RUNNING, False, done)
     result.print("resume", f"is handed to the workers again: {result.how_far}", as_json=as_json, warn=False)

@@ -15,20 +15,32 @@ import msgspec
 
 from embq.core import wire
 from embq.core.errors import MalformedError, OutputError
-from embq.core.run.commit_log import LogState
+from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.commits import MOST_BYTES as RECORD_BYTES
-from embq.core.run.commits import Commit
+from embq.core.run.commits import Commit, seal_of
 from embq.core.run.layout import Layout
+from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import overwrite
 from embq.core.storage.paths import Place
 from embq.core.units import canonical_json, sealed
 
 EVERY = 1_000
-"""Records between two checkpoints: reading them takes about a quarter of a second."""
+EVERY_UNITS = 20_000
+"""Records, or committed units, between two checkpoints, whichever comes first: reading them takes about a quarter of a
+second."""
+
+MOST_SAVED = 250
+"""Most checkpoints that a run gets because of its units: each has the bitmap of all of them."""
 
 MOST_BYTES = 1 << 26
 """Limit of the file; the largest possible bitmap of units, as text, is a quarter of it."""
+
+
+def is_due(state: LogState, added: int) -> bool:
+    """True if a checkpoint is due after a record that added `added` units to `state`."""
+    step = max(EVERY_UNITS, state.units // MOST_SAVED)
+    return state.n % EVERY == 0 or (state.count - added) // step < state.count // step
 
 
 def save(layout: Layout, state: LogState) -> None:
@@ -53,12 +65,31 @@ def load(layout: Layout, units: int) -> LogState:
         record = read_bytes(layout.root, f"{layout.commits.name}/{name}", most_bytes=RECORD_BYTES)
         size = (state.units + 7) // 8
         state.done = bytearray(zlib.decompressobj().decompress(state.done, size + 1))
-        if Commit.parse(record, name).sha256 != state.prev or len(state.done) != size:
+        if (seal_of(record) or Commit.parse(record, name).sha256) != state.prev or len(state.done) != size:
             return LogState(units=units)
     except (OSError, OutputError, MalformedError, ValueError, zlib.error):
         return LogState(units=units)
     state.grow(units)
     return state
+
+
+def current(layout: Layout, units: int) -> LogState:
+    """The state after the last record of the log, read from the last checkpoint on.
+
+    Raises OutputError if a record since then is damaged, or missing before a later one.
+    """
+    return CommitLog(layout).replay(units, start=load(layout, units))
+
+
+def committed(root: Place) -> tuple[RunInfo, LogState]:
+    """The run of an output folder and the state of its commit log.
+
+    Raises InputError if the folder holds no run, OutputError if a record is damaged.
+    """
+    state = current(Layout(root), load_run(root).units)
+    info = load_run(root)  # after the log, which may name units that were added meanwhile
+    state.grow(info.units)
+    return info, state
 
 
 def _path(layout: Layout) -> Place:

@@ -5,6 +5,7 @@ The log is the truth about a run: what no record names is not done, and does not
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +13,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path, PurePath
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from embq.core.errors import OutputError
-from embq.core.run.commits import MOST_BYTES, Commit, CommittedFile, CommittedUnit, damaged
+from embq.core.run.commits import MOST_BYTES, Commit, CommitFiles, CommittedFile, CommittedUnit, damaged, parts_of
 from embq.core.run.layout import Layout
-from embq.core.run.run_info import RunInfo, load_run
+from embq.core.run.run_info import load_run
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import denied, names_in, output_error, write_new
 from embq.core.storage.paths import Place
 from embq.core.wire import Count, ShortText, UnitCount, Word
+
+Record = TypeVar("Record", Commit, CommitFiles)
+
+PathsDigest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{32})?\Z")]
 
 
 @dataclass(slots=True)
@@ -34,6 +42,8 @@ class LogState:
         retries: units among the committed ones that replaced failures.
         ended: whether the last record closes the log; units added since open it again.
         widths: of the vectors, by column; empty before the first rows.
+        failed: numbers of the records with a file of failures, ascending.
+        named: digest of the paths of all files that records name, see `digest_of`.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
@@ -53,6 +63,8 @@ class LogState:
     fingerprint: ShortText = ""
     ended: bool = False
     widths: dict[str, Count] = field(default_factory=dict)
+    failed: list[Count] = field(default_factory=list)
+    named: PathsDigest = ""
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -90,6 +102,9 @@ class LogState:
         self.unread += sum(unit.unread for unit in commit.units)
         self.retries += sum(unit.supersedes > 0 for unit in commit.units)
         self.count += len(commit.units)
+        if any(file.kind == "failures" for file in commit.files):
+            self.failed.append(commit.n)
+        self.named = digest_of((file.path for file in commit.files), self.named)
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
         self.fingerprint = commit.fingerprint or self.fingerprint
@@ -114,6 +129,17 @@ def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:
     return counts
 
 
+def digest_of(paths: Iterable[str], digest: PathsDigest = "") -> PathsDigest:
+    """A digest of a set of paths, whatever their order; "" for none.
+
+    Args:
+        digest: that of other paths, to which these are added.
+    """
+    hashes = (int.from_bytes(hashlib.sha256(path.encode(errors="surrogatepass")).digest()[:16]) for path in paths)
+    total = sum(hashes, int(digest or "0", 16)) % 2**128
+    return f"{total:032x}" if total else ""
+
+
 class CommitLog:
     """Reading and appending the records of one output folder."""
 
@@ -122,12 +148,38 @@ class CommitLog:
 
     def read(self, after: int = 0) -> Iterator[Commit]:
         """The records after number `after`, in order, up to the first number that is not there."""
-        names = (f"{self.layout.commits.name}/{n:08d}.json" for n in itertools.count(after + 1))
+        return self._parsed(Commit, itertools.count(after + 1))
+
+    def numbered(self, numbers: Sequence[int]) -> Iterator[Commit]:
+        """The records of some numbers, in order; OutputError if one is missing or damaged."""
+        count = 0
+        for commit in self._parsed(Commit, numbers):
+            yield commit
+            count += 1
+        if count < len(numbers):
+            raise damaged(f"{numbers[count]:08d}.json", "it is missing, though later records are there")
+
+    def without_units(self, after: int = 0, prev: str = "") -> Iterator[CommitFiles]:
+        """The records after number `after`, without their units; OutputError if one is damaged or missing.
+
+        Args:
+            prev: hash of record `after`.
+        """
+        for record in self._parsed(CommitFiles, itertools.count(after + 1)):
+            if record.prev != prev:
+                raise damaged(f"{record.n:08d}.json", f"it does not follow record {after}")
+            yield record
+            after, prev = record.n, record.sha256
+        self.ends_with(after)
+
+    def _parsed(self, form: type[Record], numbers: Iterable[int]) -> Iterator[Record]:
+        numbers, named = itertools.tee(numbers)
+        names = (f"{self.layout.commits.name}/{n:08d}.json" for n in named)
         files = contents(self.layout.root, names, most_bytes=MOST_BYTES)
         try:
-            for n, (path, data) in enumerate(files, start=after + 1):
+            for n, (path, data) in zip(numbers, files, strict=False):
                 name = PurePath(path).name
-                commit = Commit.parse(data, name)
+                commit = form.parse(data, name)
                 if commit.n != n:
                     raise damaged(name, f"it says that it is record {commit.n}")
                 yield commit
@@ -180,7 +232,7 @@ class CommitLog:
         return replace(commit, sha256=digest)
 
 
-def row_files(commits: Sequence[Commit] | Iterator[Commit]) -> Iterator[CommittedFile]:
+def row_files(commits: Iterable[Commit | CommitFiles]) -> Iterator[CommittedFile]:
     """The files with rows that the records name, in order of their ids."""
     for commit in commits:
         yield from (file for file in commit.files if file.kind == "rows")
@@ -217,21 +269,11 @@ def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[
             size = 1 if isinstance(root, Path) else min(AT_ONCE, 2 * size)
 
 
-def committed(root: Place) -> tuple[RunInfo, LogState]:
-    """The run of an output folder and the state of its commit log.
-
-    Raises InputError if the folder holds no run, OutputError if a record is damaged.
-    """
-    state = CommitLog(Layout(root)).replay(load_run(root).units)
-    info = load_run(root)  # after the log, which may name units that were added meanwhile
-    state.grow(info.units)
-    return info, state
-
-
 def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
-    """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
-    log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
-    for commit in log.read():
-        log.advance(state, commit)
-        yield from commit.parts
-    log.ends_with(state.n)
+    """The files of each part in the order of their records, one or several of them.
+
+    Raises as `embq.core.run.checkpoint.committed` does.
+    """
+    load_run(root)
+    for record in CommitLog(Layout(root)).without_units():
+        yield from parts_of(record.files)

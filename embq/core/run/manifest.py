@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,9 +29,16 @@ from embq.core.storage.paths import Place, opened
 from embq.core.units import Unit, canonical_json, id_of
 from embq.core.wire import malformed, read
 
+T = TypeVar("T")
+
 SEGMENT_UNITS = 50_000
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""A segment ends at whichever comes first, so that a reader holds at most one bounded segment in memory."""
+"""A segment ends at whichever comes first, so that reading one takes bounded memory."""
+
+CACHED_SEGMENTS = 2
+CACHED_BYTES = 32 * 1024 * 1024
+"""A manifest holds the segments that were used last: two of any size, as units in flight span a boundary, and more
+while all of them stay within this size. 50,000 units are about 12 MB."""
 
 SCHEMA = pa.schema(
     [
@@ -130,8 +138,38 @@ class SegmentWriter:
         self.names.append(name)
 
 
+class SegmentCache(Generic[T]):
+    """The segments of a manifest that were used last, bounded by `CACHED_BYTES`.
+
+    Args:
+        load: reads a segment, by its number; returns it and its size in bytes.
+    """
+
+    def __init__(self, load: Callable[[int], tuple[T, int]]) -> None:
+        self._load = load
+        self._segments: OrderedDict[int, tuple[T, int]] = OrderedDict()
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the segments in memory, the one that was used last first."""
+        return iter([*reversed(self._segments)])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the segments in memory."""
+        return sum(size for _, size in self._segments.values())
+
+    def get(self, segment: int) -> T:
+        """The segment, read if it is not in memory."""
+        if segment not in self._segments:
+            self._segments[segment] = self._load(segment)
+            while len(self._segments) > CACHED_SEGMENTS and self.bytes > CACHED_BYTES:
+                self._segments.popitem(last=False)
+        self._segments.move_to_end(segment)
+        return self._segments[segment][0]
+
+
 class Manifest:
-    """Random access to the units of a run, as they are when it is opened, holding one segment in memory."""
+    """Random access to the units of a run, as they are when it is opened, holding a few segments in memory."""
 
     def __init__(self, layout: Layout) -> None:
         self.generations = tuple(read_generations(layout.manifest))
@@ -152,10 +190,8 @@ class Manifest:
             if missing := [field.name for field in REQUIRED if field not in fields]:
                 raise OutputError(f"{path} is no segment of a manifest: it lacks the column {', '.join(missing)}")
         self.units = total
-        self._loaded = -1
-        self._ids: pa.Array = pa.array([], pa.string())
-        self._descriptions: pa.Array = pa.array([], pa.binary())
-        self._sizes: dict[int, UnitSizes] = {}
+        self._units = SegmentCache(self._read_units)
+        self._sizes = SegmentCache(self._read_sizes)
 
     def __len__(self) -> int:
         return self.units
@@ -177,11 +213,14 @@ class Manifest:
         return (self.unit(u) for u in range(self.units))
 
     def find(self, unit_id: str) -> Unit | None:
-        """The unit with this id; None if it is not in the list. Looks at the segment that was used last first."""
-        segments = sorted(range(len(self._starts)), key=lambda segment: segment != self._loaded)
-        for segment in segments:
-            loaded = segment == self._loaded
-            ids = self._ids if loaded else _read_table(self._paths[segment], ["unit_id"])["unit_id"]
+        """The unit with this id; None if it is not in the list. Looks at the segments in memory first."""
+        cached = list(self._units)
+        for segment in [*cached, *(n for n in range(len(self._starts)) if n not in cached)]:
+            ids = (
+                self._units.get(segment)[0]
+                if segment in cached
+                else _read_table(self._paths[segment], ["unit_id"])["unit_id"]
+            )
             at = pc.index(ids, unit_id).as_py()
             if at >= 0:
                 return self.unit(self._starts[segment] + at)
@@ -231,9 +270,7 @@ class Manifest:
     def unit_size(self, u: int) -> UnitSize:
         """Size of unit `u`."""
         segment = self._segment(u)
-        if segment not in self._sizes:
-            self._sizes = {segment: self._sizes_of(segment)}
-        return self._sizes[segment].at(u - self._starts[segment])
+        return self._sizes.get(segment).at(u - self._starts[segment])
 
     def sizes_left(self, done: bytes) -> dict[str, UnitSize]:
         """Kind -> size of its units that are not done together, in one pass over the list.
@@ -268,14 +305,18 @@ class Manifest:
 
     def _at(self, u: int, *, ids: bool) -> bytes:
         segment = self._segment(u)
-        if segment != self._loaded:
-            table = _read_table(self._paths[segment], ["unit_id", "description"])
-            self._ids = table["unit_id"].combine_chunks()
-            self._descriptions = table["description"].combine_chunks()
-            self._loaded = segment
-        column = self._ids if ids else self._descriptions
+        column = self._units.get(segment)[0 if ids else 1]
         value: bytes = column[u - self._starts[segment]].as_py()
         return value
+
+    def _read_units(self, segment: int) -> tuple[tuple[pa.Array, pa.Array], int]:
+        """(ids, descriptions) of a segment, and their size."""
+        table = _read_table(self._paths[segment], ["unit_id", "description"])
+        return (table["unit_id"].combine_chunks(), table["description"].combine_chunks()), table.nbytes
+
+    def _read_sizes(self, segment: int) -> tuple[UnitSizes, int]:
+        sizes = self._sizes_of(segment)
+        return sizes, sizes.kinds.nbytes + sizes.samples.nbytes + sizes.bytes.nbytes
 
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from embq.core.errors import OutputError
 from embq.core.rows.results import FAILURE_SCHEMA
-from embq.core.run.commit_log import CommitLog, committed
+from embq.core.run.checkpoint import committed
+from embq.core.run.commit_log import CommitLog
 from embq.core.run.commits import Commit
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -86,9 +87,7 @@ def standing_by_record(root: Place) -> Iterator[tuple[Commit, pa.Table]]:
     _, state = committed(root)
     # Later records are ignored: they may hold retries of these failures.
     retries = Retries(Manifest(Layout(root)), lambda u: u < state.units and state.is_done(u))
-    for commit in CommitLog(Layout(root)).read():
-        if commit.n > state.n:
-            return
+    for commit in CommitLog(Layout(root)).numbered(state.failed):
         for file in commit.files:
             for table in part_tables(root, [file]) if file.kind == "failures" else ():
                 standing = with_attempts(table.filter(pa.array(~covered_by(retries, table))))

@@ -19,7 +19,8 @@ from embq.core.rows.metadata import column_in_file, column_in_index
 from embq.core.rows.results import embedding_columns, metadata_fields
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import restored
-from embq.core.run.commit_log import committed, committed_parts
+from embq.core.run.checkpoint import committed
+from embq.core.run.commit_log import committed_parts
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
