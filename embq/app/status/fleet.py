@@ -27,7 +27,7 @@ from embq.core.service.progress_line import duration
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
-    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
+    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused", "fleet"),
 )
 """Fields of a service's report that `embq status --json` has."""
 OF_A_SLOT = tuple(item.name for item in fields(Device))

@@ -30,7 +30,7 @@ from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
-from embq.core.settings import machine_name
+from embq.core.settings import fleet_name, machine_name
 
 CLOCK_OFFSET_S = 5.0
 """Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
@@ -129,6 +129,7 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
         python=platform.python_version(),
         run=run,
         metrics=metrics,
+        fleet=fleet_name(),
     )
 
 
