@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from embq.app.fleet.ssh import ssh_launcher
-from embq.core.errors import ConfigError
+from embq.app.fleet.ssh import read_hosts, ssh_launcher
+from embq.core.errors import ConfigError, UsageError
 
 
 @pytest.mark.parametrize("act", ["drain", "remove", "states"])
@@ -19,3 +22,19 @@ def test_a_machine_without_an_ssh_client_is_told_to_install_one(act: str) -> Non
     with pytest.raises(ConfigError, match="/nowhere/ssh is not installed here") as refused:
         calls[act]()
     assert "ssh client" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"# ours\ngpu1\na b  # and this\n", "line 3: 'a b' is no host"),
+        (b"gpu1\r\ngpu\xff\r\n", "line 2: 'gpu\\udcff' is no host"),
+        (b"gpu1\n\ngpu2\ngpu1\n", "hosts.txt line 1, hosts.txt line 4: gpu1 is named 2 times"),
+        (b"# gpu1\n", "hosts.txt names no host"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_hosts_is_named_with_its_line(text: bytes, said: str, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_bytes(text)
+    with pytest.raises(UsageError, match=re.escape(said).replace("hosts\\.txt", re.escape(str(hosts)))):
+        read_hosts(hosts)

@@ -112,9 +112,9 @@ def _launcher(
         if hosts is None:
             raise UsageError("nothing says which machines are meant", next_step="--hosts FILE, or --launcher slurm")
         read = read_hosts(hosts)
-        names = [_machine(host) for host in read]
-        check_hosts(names)
-        named = dict(zip(names, read, strict=True))
+        names = [_machine(host) for host in read.values()]
+        check_hosts(names, [*read])
+        named = dict(zip(names, read.values(), strict=True))
         return ssh_launcher(name, named, words("--ssh-command", ssh_command), executable), names
     if hosts is not None:
         raise UsageError(f"--hosts belongs to ssh, not to --launcher {launcher}", next_step="leave one of them out")
