@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from embq.app.fleet.ssh import read_hosts, ssh_launcher
+from embq.app.fleet.ssh import away, read_hosts, ssh_launcher, ssh_line, words
 from embq.core.errors import ConfigError, UsageError
 
 
@@ -38,3 +40,12 @@ def test_what_is_wrong_in_a_file_of_hosts_is_named_with_its_line(text: bytes, sa
     hosts.write_bytes(text)
     with pytest.raises(UsageError, match=re.escape(said).replace("hosts\\.txt", re.escape(str(hosts)))):
         read_hosts(hosts)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed here")
+@pytest.mark.parametrize(("given", "seconds"), [("ssh", 10), ("ssh -o ConnectTimeout=60", 60)])
+def test_the_time_that_a_host_has_to_answer_is_raised_by_the_options_of_ssh(given: str, seconds: int) -> None:
+    line = ssh_line([*words("--ssh-command", given), "-G"], "gpu1", ["true"])
+    shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert f"connecttimeout {seconds}\n" in shown
+    assert "-o ConnectTimeout=" in away("gpu1", "it timed out", ["ssh"])[1]

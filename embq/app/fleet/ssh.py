@@ -14,7 +14,8 @@ from embq.core.errors import ConfigError, UsageError
 from embq.core.process.children import ending, python
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR")
-"""No questions, a time-out, and no banners in the output."""
+"""No questions, a time-out, and no banners in the output. ssh takes the first value of an option, so those of
+`--ssh-command` come before these, and these before those of its configuration."""
 KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A silent host is noticed within a minute."""
 FAILED = 255
@@ -46,7 +47,7 @@ def away(host: str, why: str, command: Sequence[str]) -> tuple[str, str]:
     return (
         f"host {host} cannot be reached: {why}; tried: {shlex.join(command)}",
         f"`ssh {host} true` has to work without a question: a key in the agent, the host's own key known; "
-        "--ssh-command 'ssh -F FILE' for another configuration",
+        "--ssh-command 'ssh -F FILE' for another configuration, 'ssh -o ConnectTimeout=60' for a slow host",
     )
 
 
