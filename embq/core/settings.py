@@ -172,6 +172,7 @@ MEANINGS = {
     "EMBQ_BROKER_CA": "certificate authority that alone is trusted for rediss://; else the system's",
     "EMBQ_PLAIN_BROKER": "yes: redis:// to public addresses, unencrypted",
     "EMBQ_MACHINE": "name of this machine in status and logs; else its host name",
+    "EMBQ_FLEET_NAME": "fleet that this machine's worker belongs to, as embq fleet sets it",
     "EMBQ_LEASE_S": "seconds that a silent worker keeps its unit",
     "EMBQ_BEAT_S": "seconds between heartbeats",
     "EMBQ_STALL_S": "seconds without progress before a worker process is replaced",
@@ -341,6 +342,11 @@ def staging_folder() -> Path | None:
 def machine_name() -> str:
     """The name under which the services of this machine report: EMBQ_MACHINE, or the host name."""
     return os.environ.get("EMBQ_MACHINE") or socket.gethostname()
+
+
+def fleet_name() -> str:
+    """The fleet to which the worker of this machine belongs: EMBQ_FLEET_NAME, which `embq fleet` sets; "" for none."""
+    return os.environ.get("EMBQ_FLEET_NAME", "")
 
 
 def password_file() -> str:

@@ -124,7 +124,7 @@ class WriterService:
             return
         if writer.cancelled:
             self._cancelled.add(run)
-        elif not writer.finished:
+        elif not writer.finished or writer.inbox.has_more:  # a broker that came back older has results of its middle
             return
         self.runs.pop(run).release()
 

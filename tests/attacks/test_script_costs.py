@@ -41,6 +41,7 @@ ARGUMENTS: dict[str, list[str | int]] = {
     "next at the tail": [GEN, 10, 1, 1, 1, 1, 10, 1],
     "commit": [1, 1, 1, 1, 1, 1, "", "1-1 10 5", U],
     "reject": ["1-1 10 5", U, TOKEN, "code", "message", 1],
+    "recheck": [],
     "grow": [GEN, 20],
     "control": [0, "state", "cancelled", "priority", 5],
     "writer_lock": ["me", 5_000, 0],

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from embq.app.doctor.fleet_checks import fleet
+from embq.app.status.fleet import fleet_status
 from embq.core import wire
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
@@ -273,6 +274,24 @@ def test_the_records_of_runs_are_read_when_their_number_changes_and_after_a_minu
     monkeypatch.setattr(reporter, "_records_at", 0.0)
     reporter._report(own_client)
     assert read == [0, 1, 1]
+
+
+def test_a_broker_that_is_set_to_lose_work_while_services_run_is_told_of_once(
+    own_client: redis.Redis, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    report(of("producer"))
+    report(of("worker"))
+    wait_until(lambda: len(heard(own_client)) == 2)
+    more_reports(own_client)
+    assert events(caplog, "broker_unsafe") == fleet_status(own_client).warnings() == []
+    own_client.config_set("maxmemory-policy", "allkeys-lru")
+    wait_until(lambda: events(caplog, "broker_unsafe"))
+    more_reports(own_client)
+    (line,) = events(caplog, "broker_unsafe")
+    (warning,) = fleet_status(own_client).warnings()
+    for text in (line, warning):
+        assert "maxmemory-policy is allkeys-lru" in text
+        assert "CONFIG SET maxmemory-policy noeviction" in text
 
 
 @pytest.mark.parametrize("hours", [-3, 5])

@@ -816,6 +816,23 @@ def test_a_stream_that_was_lost_gets_its_group_again(run: RunCase) -> None:
     assert [entry.fields["u"] for entry in entries(run)] == [b"1"]
 
 
+@pytest.mark.parametrize("by", ["reading", "a new writer"])
+def test_results_that_were_lost_with_the_stream_are_missed_at_once(run: RunCase, by: str) -> None:
+    """They were looked for a minute after they were published."""
+    for u in range(3):
+        run.work_one(u)
+    (committed, *_) = entries(run)
+    commit(run, (committed.receipt, 0))
+    run.client.delete(run.key("res"))
+    run.work_one(3)
+    if by == "reading":
+        assert entries(run) == []
+    else:
+        run.ledger.results.make_group()
+    assert feed(run)[0] == [1, 2], "not what is committed, and not what was published since"
+    assert [entry.fields["u"] for entry in entries(run)] == [b"3"]
+
+
 def test_the_writers_lock_is_held_renewed_taken_over_and_given_up(run: RunCase) -> None:
     assert run.ledger.lock_writer("a", ttl_s=10) == ""
     assert run.ledger.lock_writer("a", ttl_s=10) == ""

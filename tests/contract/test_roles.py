@@ -97,7 +97,7 @@ def _allows(admin: redis.Redis, user: str, command: str) -> bool:
     ("role", "names"),
     [
         ("worker", "claim start beat publish release abandon report rate swap"),
-        ("writer", "next commit reject grow writer_lock report forget"),
+        ("writer", "next commit reject recheck grow writer_lock report forget"),
     ],
 )
 def test_a_role_may_do_what_its_scripts_do_in_any_branch(role: str, names: str) -> None:

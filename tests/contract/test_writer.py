@@ -19,7 +19,7 @@ import redis
 from embq.app.local.session import summary_lines
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.errors import InputError, OutputError, TryLaterError
-from embq.core.queue.keys import MAX_ATTEMPTS, VERSION
+from embq.core.queue.keys import ACTIVE, MAX_ATTEMPTS, VERSION
 from embq.core.queue.result_stream import PublishVerdict, ResultStream
 from embq.core.queue.runs import RunRecord, register, registered
 from embq.core.rows.results import encode_result, row_schema
@@ -838,6 +838,32 @@ def test_a_service_whose_run_was_taken_over_waits_and_does_not_take_it_back(
         )
     assert caplog.text.count("run_held") == 1
     assert lock_of(run)[0] == second[0].id
+
+
+def test_results_that_a_broker_brings_back_after_the_end_of_their_run_are_dropped(make_run: MakeRun) -> None:
+    """A broker that comes back as it was in the middle of the run has them, and they would take its memory from then
+    on."""
+    run = make_run(40)
+    writer = run.writer()
+    for u in range(39):
+        run.work_one(u)
+    writer.inbox.read()  # some are delivered
+    copy = {key: run.client.dump(key) for key in run.ledger.keys}
+    run.work_one(39)
+    run.finish(writer)
+    writer.release()
+    for key, value in copy.items():
+        run.client.delete(key)
+        if value is not None:
+            run.client.restore(key, 0, value)
+    register(run.client, run.record)
+    run.client.sadd(ACTIVE, run.info.run)
+    assert run.client.xlen(run.key("res")) == 39
+    service = WriterService(run.client, version="test")
+    served(service, lambda: service._opened, lambda: run.info.run not in service.runs)
+    assert run.client.xlen(run.key("res")) == 0
+    assert run.client.xpending(run.key("res"), "w")["pending"] == 0
+    run.assert_exact()
 
 
 def test_the_service_writes_new_runs_and_drains_when_it_is_stopped(make_run: MakeRun) -> None:

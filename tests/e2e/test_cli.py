@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -24,6 +25,7 @@ from embq.core.broker.embedded import EmbeddedServer
 from tests.e2e.session import Command, await_in, called, closed, started, write_texts
 from tests.e2e.session import process_ended as ended
 from tests.support.outputs.build import build
+from tests.support.outputs.run_case import make_case
 
 ROOT = Path(__file__).parents[2]
 
@@ -244,3 +246,26 @@ def test_an_interrupted_command_says_so_and_nothing_else(short_tmp: Path, broker
         assert watching.wait() == 130
         assert watching.stderr.strip() == "interrupted"
         assert all(json.loads(line)["schema"] == 1 for line in watching.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("failed", "state", "status"), [((), "", 0), ((0, 2), "", 3), ((0, 1, 2), "", 3), ((0,), "cancelled", 130)]
+)
+def test_who_waits_for_a_run_gets_the_status_of_its_end(
+    own_server: EmbeddedServer,
+    own_client: redis.Redis,
+    short_tmp: Path,
+    failed: tuple[int, ...],
+    state: str,
+    status: int,
+) -> None:
+    case = make_case(own_client, short_tmp / "out", 2)
+    writer = case.writer()
+    for u in range(1 if state else 2):
+        case.work_one(u, failed if u == 0 else ())
+    if state:
+        case.ledger.request({"state": state})
+    writer.drain()
+    environment = {"EMBQ_BROKER_URL": own_server.url}
+    assert called("status", case.layout.root, "--watch", "--json", environment=environment)[0] == status
+    assert called("status", case.layout.root, environment=environment)[0] == 0

@@ -273,7 +273,7 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
         (("--launcher", "kubernetes", "--print"), "--machines N"),
         (("--hosts", "one", "--print"), "--launcher kubernetes"),
         (("--launcher", "slurm", "--hosts", "one"), "--hosts belongs to ssh"),
-        (("--hosts", "twice"), "--hosts names gpu1 2 times"),
+        (("--hosts", "twice"), "twice line 1, twice line 3: gpu1 is named 2 times"),
         (("--hosts", "none"), "names no host"),
         (("--hosts", "one", "--ssh-command", "ssh '"), "quoted as for a shell"),
         (("--hosts", "one", "--fleet-name", "a.b"), "names no fleet"),
@@ -284,7 +284,7 @@ def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, 
 def test_a_command_that_names_no_fleet_says_what_is_missing(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    for name, hosts in {"one": "gpu1", "twice": "ann@gpu1\nben@gpu1", "none": "# gpu1"}.items():
+    for name, hosts in {"one": "gpu1", "twice": "ann@gpu1\n\nben@gpu1", "none": "# gpu1"}.items():
         (tmp_path / name).write_text(hosts)
     accounts.make(tmp_path / "secrets")
     before = sorted(path.name for path in tmp_path.rglob("*"))

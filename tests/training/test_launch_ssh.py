@@ -149,7 +149,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"hosts": "a,b,a"}, "--hosts names a 2 times"),
+        ({"hosts": "a,b,a"}, "--hosts: a is named 2 times"),
         ({"hosts": "a,,b"}, "'' is no host"),
         ({"hosts": "a,-oProxyCommand=x"}, "'-oProxyCommand=x' is no host"),
         ({"hosts": "a", "ray_address": "auto"}, "--hosts has ssh start the processes, and --ray-address Ray"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from embq.app.doctor.fleet_checks import device_checks
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.fleet import FleetStatus
 from embq.app.status.run_monitor import WINDOW_S, CommitPace
@@ -11,6 +14,7 @@ from embq.app.ui.fleet.machines import CARDS, MachineMemory
 from embq.app.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.core.run.commits import CommittedUnit
+from embq.worker.supervisor.devices import Gpu
 
 
 def unit(u: int, *, rows: int = 3, failures: int = 0, **more: object) -> CommittedUnit:
@@ -128,6 +132,32 @@ def test_rates_are_kept_for_ten_minutes_where_each_device_has_a_card() -> None:
     many = FleetStatus(reports=[heard(*(f"cuda:{number}" for number in range(CARDS + 1)))])
     (machine,) = memory.update([many], 30.0)
     assert {one.rates for one in machine.devices if not one.grey} == {()}
+
+
+def test_two_workers_share_a_gpu_of_one_uuid_and_a_cpu_of_one_machine() -> None:
+    def worker(
+        host: str, device: str, visible: str = "", began_ms: int = 0, last_ms: int = 10, **changes: str
+    ) -> Heard:
+        gpu = Gpu(number=0, visible=visible, name="H100", capability=(9, 0), memory_bytes=1)
+        report = heard(device, host=host, began_ms=began_ms, last_ms=last_ms)
+        (alone,) = report.service.devices
+        devices = (replace(alone, uuid=gpu.uuid, **changes),)
+        return replace(
+            report, service=replace(report.service, name=f"{host}{device}{visible}{began_ms}", devices=devices)
+        )
+
+    def shared(*reports: Heard, fleet: str = "") -> int:
+        return len(device_checks(reports, fleet=fleet))
+
+    assert shared(worker("a", "cuda:0", "GPU-1"), worker("a", "cuda:0", "GPU-2")) == 0, "two jobs on one node"
+    assert shared(worker("a", "cuda:0", "GPU-1"), worker("10.0.0.5", "cuda:1", "GPU-1")) == 1
+    assert shared(worker("a", "cuda:0", "0"), worker("a", "cuda:0", "0", began_ms=1)) == 1, "by number, as ROCm does"
+    assert shared(worker("a", "cuda:0", "0"), worker("b", "cuda:0", "0")) == 0
+    assert shared(worker("a", "cpu"), worker("a", "cpu", began_ms=1)) == 1
+    assert shared(worker("a", "cpu"), worker("a", "cpu", began_ms=1), fleet="another") == 0
+    assert shared(worker("a", "cpu"), worker("a", "cpu", began_ms=20, last_ms=30)) == 0, "a killed one, and the next"
+    assert shared(worker("a", "cpu"), worker("a", "cpu", began_ms=1, state="given_up")) == 0
+    assert shared(worker("a", "sim:5"), worker("a", "sim:5", began_ms=1)) == 0
 
 
 # --- the bottleneck ---

@@ -97,7 +97,7 @@ BAD_VALUES = {
 }
 """Setting -> a value that cannot be used; the others are texts, names of folders and lists of them."""
 
-FREE = {"BROKER_URL", "MACHINE", "ROOTS", "OUTPUTS", "STAGING", "SPOOL", "PLUGINS", "TRACE"}
+FREE = {"BROKER_URL", "FLEET_NAME", "MACHINE", "ROOTS", "OUTPUTS", "STAGING", "SPOOL", "PLUGINS", "TRACE"}
 
 
 @pytest.mark.parametrize("name", [name for name in MEANINGS if name.startswith("EMBQ_") and name[5:] not in FREE])

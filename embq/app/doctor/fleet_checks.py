@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import redis
 
 from embq.app.doctor.check import Check
 from embq.core.process.libraries import model_packages
-from embq.core.queue.heartbeats import Service, competing_services, hosts_of, services
+from embq.core.queue.heartbeats import Heard, Service, competing_services, hosts_of, services, shared_devices
 from embq.core.queue.keys import VERSION
 from embq.core.queue.reporting import FOREIGN_NEXT, TWO_NEXT, this_service, versions_next
 from embq.core.queue.runs import foreign_runs
@@ -28,9 +28,32 @@ def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
     for pair in competing_services(reports):
         detail = f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}"
         yield Check.passed("services", detail, TWO_NEXT[pair[0].role])
+    yield from device_checks(reports)
     for run in foreign_runs(client):
         detail = f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, not {VERSION}"
         yield Check.passed("runs", detail, FOREIGN_NEXT)
+
+
+def device_checks(reports: Iterable[Heard], *, fleet: str = "") -> list[Check]:
+    """A row for each two workers that share devices.
+
+    Args:
+        fleet: that one of them belongs to; "" for any workers.
+    """
+    return [
+        Check.passed(
+            "workers",
+            f"{', '.join(devices)} shared by two workers: {_worker(first.service)} and {_worker(other.service)}",
+            "each gets a part of their speed and memory: end one of the two (`embq fleet drain`), or give each "
+            "devices of its own with --devices",
+        )
+        for first, other, devices in shared_devices(reports)
+        if first.is_beside(other) and (not fleet or fleet in (first.service.fleet, other.service.fleet))
+    ]
+
+
+def _worker(service: Service) -> str:
+    return f"{service.host} {f'of fleet {service.fleet}' if service.fleet else 'of no fleet'}, process {service.pid}"
 
 
 def _present(reporting: Sequence[Service]) -> Check:

@@ -12,10 +12,12 @@ from urllib.parse import urlsplit, urlunsplit
 from embq.app.broker_admin import accounts
 from embq.app.cli.shared_options import required_url
 from embq.app.doctor.check import Check
+from embq.app.doctor.fleet_checks import device_checks
 from embq.app.fleet.kubernetes import KubernetesLauncher
 from embq.app.fleet.launcher import FleetMember, Launcher
 from embq.app.status.fleet import fleet_status
 from embq.core.errors import ConfigError, EmbqError, UsageError
+from embq.core.queue.heartbeats import REPORT_S, services, shared_devices
 from embq.core.settings import Settings
 
 LOOK_S = 2.0
@@ -71,6 +73,7 @@ class Fleet:
             yield row
         if new := sorted(failed - set(had)):
             self.down(new)
+        yield from self._shared(2 * REPORT_S)
 
     def manifests(self, arguments: Sequence[str], *, drain_s: float) -> str:
         """Give each machine a user, and return the manifests that `up` applies; UsageError without Kubernetes."""
@@ -79,8 +82,9 @@ class Fleet:
         return self._launcher.manifests(self._members(arguments, drain_s))
 
     def status(self) -> Iterator[Check]:
-        """A row for each machine: what the launcher knows of it, and what the broker does."""
-        return self._states(self.named(()))
+        """A row for each machine: what the launcher knows of it, and what the broker does; then shared devices."""
+        yield from self._states(self.named(()))
+        yield from self._shared()
 
     def drain(self, machines: Sequence[str], drain_s: float) -> Iterator[Check]:
         """Have machines finish their begun units and end; a row for each."""
@@ -156,14 +160,28 @@ class Fleet:
             yield Check(machine, state, f"{row.detail}; {reporting.get(machine, 'it does not report')}", row.fix)
 
     def _reporting(self) -> dict[str, str]:
-        """Machine -> its devices and their rates, of those that report to the broker."""
+        """Machine -> its devices and their rates, of those whose workers report to the broker.
+
+        A worker of an earlier version does not say to which fleet it belongs, and counts where no other reports.
+        """
         with accounts.administrator(self._settings, self._secrets) as client:
-            services = fleet_status(client).to_json()
+            rows = fleet_status(client).to_json()
         return {
             row["host"]: f"embq {row['version']}, {row['state']}: " + ", ".join(map(_device, row["devices"]))
-            for row in services
-            if row["role"] == "worker"
+            for row in sorted(rows, key=lambda row: row["fleet"] is not None)
+            if row["role"] == "worker" and row["fleet"] in (self.name, None)
         }
+
+    def _shared(self, wait_s: float = 0.0) -> list[Check]:
+        """A row for each worker that shares devices with one of this fleet.
+
+        Args:
+            wait_s: time until a running worker has reported again since the start of another.
+        """
+        with accounts.administrator(self._settings, self._secrets) as client:
+            if shared_devices(services(client)):
+                time.sleep(wait_s)
+            return device_checks(services(client), fleet=self.name)
 
 
 def _device(device: dict[str, object]) -> str:

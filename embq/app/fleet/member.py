@@ -36,7 +36,7 @@ Failed = list[dict[str, str]]
 
 def environment_of(member: FleetMember) -> dict[str, str]:
     """The environment of the worker, with paths of this process's memory files for its secrets."""
-    changes = {"EMBQ_BROKER_URL": member.url, "EMBQ_MACHINE": member.name}
+    changes = {"EMBQ_BROKER_URL": member.url, "EMBQ_MACHINE": member.name, "EMBQ_FLEET_NAME": member.fleet}
     for variable, text in (("EMBQ_BROKER_PASSWORD_FILE", member.password), ("EMBQ_BROKER_CA", member.ca)):
         if text:
             file = os.memfd_create("embq", 0)  # stays open when this process becomes the worker

@@ -14,7 +14,8 @@ from embq.core.errors import ConfigError, UsageError
 from embq.core.process.children import ending, python
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR")
-"""No questions, a time-out, and no banners in the output."""
+"""No questions, a time-out, and no banners in the output. ssh takes the first value of an option, so those of
+`--ssh-command` come before these, and these before those of its configuration."""
 KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A silent host is noticed within a minute."""
 FAILED = 255
@@ -46,29 +47,40 @@ def away(host: str, why: str, command: Sequence[str]) -> tuple[str, str]:
     return (
         f"host {host} cannot be reached: {why}; tried: {shlex.join(command)}",
         f"`ssh {host} true` has to work without a question: a key in the agent, the host's own key known; "
-        "--ssh-command 'ssh -F FILE' for another configuration",
+        "--ssh-command 'ssh -F FILE' for another configuration, 'ssh -o ConnectTimeout=60' for a slow host",
     )
 
 
-def check_hosts(hosts: Sequence[str]) -> None:
-    """UsageError if a host has no name, is named twice, or would be an option of ssh."""
-    for host in hosts:
+def check_hosts(hosts: Sequence[str], places: Sequence[str] = ()) -> None:
+    """UsageError if a host has no name, is named twice, or would be an option of ssh.
+
+    Args:
+        places: where each host is named, for the error; --hosts if there are none.
+    """
+    named = list(zip(hosts, places or ["--hosts"] * len(hosts), strict=True))
+    for host, place in named:
         name = host.rpartition("@")[2]
-        if not name or host.startswith("-") or name.startswith("-") or any(letter.isspace() for letter in host):
-            raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses as ssh calls them")
-        if hosts.count(host) > 1:
+        is_text = host.isprintable() and not any(letter.isspace() for letter in host)
+        if not name or host.startswith("-") or name.startswith("-") or not is_text:
+            raise UsageError(f"{place}: {host!r} is no host", next_step="names or addresses as ssh calls them")
+        if (count := hosts.count(host)) > 1:
+            where = ", ".join(dict.fromkeys(place for other, place in named if other == host))
             raise UsageError(
-                f"--hosts names {host} {hosts.count(host)} times: it would share its devices with itself",
+                f"{where}: {host} is named {count} times, and would share its devices with itself",
                 next_step="name each host once",
             )
 
 
-def read_hosts(path: Path) -> list[str]:
-    """Hosts of a file, one a line; `#` begins a comment. Raises UsageError if there is none, or one twice."""
-    hosts = [host for line in path.read_text(encoding="utf-8").splitlines() if (host := line.partition("#")[0].strip())]
+def read_hosts(path: Path) -> dict[str, str]:
+    """Hosts of a file, one a line, by their places "FILE line N"; `#` begins a comment.
+
+    Raises UsageError with the place of a host that `check_hosts` refuses, and for a file without hosts.
+    """
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    hosts = {f"{path} line {n}": host for n, line in enumerate(lines, 1) if (host := line.partition("#")[0].strip())}
     if not hosts:
         raise UsageError(f"{path} names no host", next_step="write one host a line: gpu1, or user@10.0.0.5")
-    check_hosts(hosts)
+    check_hosts([*hosts.values()], [*hosts])
     return hosts
 
 

@@ -26,7 +26,7 @@ from embq.app.status.run_monitor import RunMonitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import check, connect
 from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves
-from embq.core.errors import AwayError, EmbqError, Exit, command_line
+from embq.core.errors import AwayError, EmbqError, command_line
 from embq.core.process.limits import check_open_files
 from embq.core.queue.heartbeats import Device
 from embq.core.queue.ledger import Ledger
@@ -323,14 +323,12 @@ def print_summary(outcome: SessionOutcome, root: Place, *, as_json: bool) -> int
     else:
         for line in summary_lines(progress, root, outcome.loaded_s):
             click.echo(folded(line))
-    if progress.state != RunState.DONE:
-        if outcome.interrupted and not outcome.all_failed:
-            click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
-            if again := worker_choices.remembered(Layout(root)):
-                words = f"it uses {worker_choices.described(again)} again; give it others to change them"
-                click.echo(folded(words, err=True), err=True)
-        return Exit.INTERRUPTED
-    return Exit.SOME_FAILED if progress.failures else Exit.DONE
+    if progress.state != RunState.DONE and outcome.interrupted and not outcome.all_failed:
+        click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
+        if again := worker_choices.remembered(Layout(root)):
+            words = f"it uses {worker_choices.described(again)} again; give it others to change them"
+            click.echo(folded(words, err=True), err=True)
+    return progress.exit_status
 
 
 def summary_lines(progress: RunProgress, root: Place, loaded_s: float = 0.0) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from embq.app.status.display import FittedTable
+from embq.core.broker.client import losses
 from embq.core.queue.heartbeats import (
     Device,
     Heard,
@@ -27,7 +28,7 @@ from embq.core.service.progress_line import duration
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
-    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
+    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused", "fleet"),
 )
 """Fields of a service's report that `embq status --json` has."""
 OF_A_SLOT = tuple(item.name for item in fields(Device))
@@ -48,6 +49,7 @@ class FleetStatus:
         measured: name of a device -> model of a known run -> rows per second, as last measured.
         foreign: runs of another protocol version.
         active_models: models of the runs that are not over.
+        losses: settings by which the broker would lose work, and next steps.
     """
 
     reports: list[Heard] = field(default_factory=list)
@@ -55,6 +57,7 @@ class FleetStatus:
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     foreign: list[ForeignRun] = field(default_factory=list)
     active_models: set[str] = field(default_factory=set)
+    losses: list[tuple[str, str]] = field(default_factory=list)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The shape of "services" that `embq status --json` promises."""
@@ -72,7 +75,8 @@ class FleetStatus:
 
     def warnings(self) -> list[str]:
         """Warnings, a line each."""
-        lines = [
+        lines = [f"{problem}: {next_step}" for problem, next_step in self.losses]
+        lines += [
             f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}: "
             f"{TWO_NEXT[pair[0].role]}"
             for pair in competing_services(self.reports)
@@ -163,6 +167,7 @@ def fleet_of(
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
+        losses=losses(client),
         active_models={record.model.spec for record, backlog in waiting if not backlog.state.ended},
     )
 

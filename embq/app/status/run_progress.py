@@ -10,6 +10,7 @@ from typing import Any
 
 from embq.app.status.broker_snapshot import BrokerSnapshot, Serving
 from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict
+from embq.core.errors import Exit
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device
 from embq.core.run.control import Control, RunState
@@ -107,6 +108,13 @@ class RunProgress(RunCounts):
             with suppress(ValueError, OverflowError, OSError):  # what a broker holds may be no time of a calendar
                 return datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds")
         return ""
+
+    @property
+    def exit_status(self) -> Exit:
+        """Exit status of the commands that end with the run."""
+        if self.state != RunState.DONE:
+            return Exit.INTERRUPTED
+        return Exit.SOME_FAILED if self.failures else Exit.DONE
 
     @property
     def speed(self) -> float:

@@ -47,7 +47,7 @@ _where = option_group(
         "--fleet-name", "name", default="fleet", metavar="NAME", help="Name of the fleet, part of its users' names."
     ),
     option("--hosts", type=_FILE, metavar="FILE", help="Hosts for ssh, one a line."),
-    option("--ssh-command", default="ssh", metavar="COMMAND", help="ssh with its options: 'ssh -F cluster.conf'."),
+    option("--ssh-command", default="ssh", metavar="COMMAND", help="ssh with its options: 'ssh -o ConnectTimeout=60'."),
     option("--machines", "count", type=click.IntRange(min=1), metavar="N", help="Machines that `up` is to start."),
     option("--sbatch", default="", metavar="OPTIONS", help="Options of sbatch: '--partition gpu --gpus-per-node 8'."),
     option("--ray-address", default="auto", metavar="HOST:PORT", help="Head of the Ray cluster."),
@@ -112,9 +112,9 @@ def _launcher(
         if hosts is None:
             raise UsageError("nothing says which machines are meant", next_step="--hosts FILE, or --launcher slurm")
         read = read_hosts(hosts)
-        names = [_machine(host) for host in read]
-        check_hosts(names)
-        named = dict(zip(names, read, strict=True))
+        names = [_machine(host) for host in read.values()]
+        check_hosts(names, [*read])
+        named = dict(zip(names, read.values(), strict=True))
         return ssh_launcher(name, named, words("--ssh-command", ssh_command), executable), names
     if hosts is not None:
         raise UsageError(f"--hosts belongs to ssh, not to --launcher {launcher}", next_step="leave one of them out")

@@ -12,7 +12,7 @@ import click
 from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
 from embq.app.status.service_logs import SERVICES, ServiceLog, logs_of
-from embq.core.errors import UsageError
+from embq.core.errors import Exit, UsageError
 from embq.core.run.layout import Layout, part_of_run, run_above
 from embq.core.storage.paths import is_folder, place
 
@@ -37,11 +37,13 @@ POLL_S = 0.2
 @log_option
 @json_option
 @verbose_option
-def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool, verbose: bool) -> Exit:
     """Show the progress of RUN: a run id or its output folder.
 
     Of a folder above runs, all runs below it. Without RUN, all runs that the broker knows, and the services that report
     to it; without a broker, the runs below the current folder.
+
+    Exit status: 0; of RUN with --watch that of `embq run`, 3 if samples have failed and 130 if it is cancelled.
     """
     from embq.app.status.resolve_run import resolve_run
 
@@ -58,7 +60,7 @@ def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: b
             click.echo(json.dumps(overview.to_json()))
         else:
             overview.print(verbose=verbose)
-        return
+        return Exit.DONE
     resolved = resolve_run(run, broker)
     monitor = resolved.monitor()
     while watch and monitor is None:
@@ -67,13 +69,13 @@ def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: b
         resolved = resolve_run(run, broker)
         monitor = resolved.monitor()
     if watch and monitor is not None:
-        _follow(monitor, log, as_json=as_json, verbose=verbose)
-    else:
-        _show(resolved, monitor, as_json=as_json, verbose=verbose)
+        return _follow(monitor, log, as_json=as_json, verbose=verbose)
+    _show(resolved, monitor, as_json=as_json, verbose=verbose)
+    return Exit.DONE
 
 
-def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool, verbose: bool) -> None:
-    """Show the run until it is done or cancelled."""
+def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool, verbose: bool) -> Exit:
+    """Show the run until it is done or cancelled; returns the exit status."""
     from embq.app.status.display import Display
     from embq.app.status.run_log import RunLog
 
@@ -91,7 +93,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
             if as_json:
                 click.echo(json.dumps(progress.to_json()))
             if progress.state.ended:
-                return
+                return progress.exit_status
             time.sleep(WATCH_S)
 
 

@@ -173,6 +173,12 @@ def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
     if server.version < floor:
         needed = ".".join(map(str, floor))
         issues.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
+    return issues + losses(client)
+
+
+def losses(client: redis.Redis) -> list[tuple[str, str]]:
+    """Settings by which the server would lose work, which may change while it runs: (problem, next step)."""
+    issues: list[tuple[str, str]] = []
     policy = client.info("memory").get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         issues.append(

@@ -323,6 +323,7 @@ class Device:
         precisions: those that it computes fast, best first; () for a GPU that its torch does not support.
         why: reason and next step if it was given up, else "".
         memory_used_bytes, memory_bytes: of a GPU, by all programs, and in all; 0 if unknown.
+        uuid: of a GPU or MIG instance, the same for every process that sees it; "" if unknown.
     """
 
     device: ShortText
@@ -333,6 +334,7 @@ class Device:
     why: LongText = ""
     memory_used_bytes: Count = 0
     memory_bytes: Count = 0
+    uuid: ShortText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +355,7 @@ class Service:
         cache_free_bytes: room on the disk of the model cache; 0 if unknown.
         packages: of a supervisor of workers: library that loads models -> version.
         refused: of the same: model that cannot be loaded there -> why, and what to do.
+        fleet: of `embq fleet` that it belongs to; "" for none, None if its version does not report it.
     """
 
     name: WorkerName
@@ -373,6 +376,7 @@ class Service:
     cache_free_bytes: Count = 0
     packages: dict[ShortText, ShortText] = field(default_factory=dict)
     refused: dict[str, LongText] = field(default_factory=dict)
+    fleet: ShortText | None = None
 
     @property
     def speaks(self) -> str:
@@ -435,6 +439,29 @@ def competing_services(reports: Iterable[Heard]) -> list[tuple[Service, Service]
         for first, other in combinations(group, 2)
         if first.is_beside(other)
     ]
+
+
+def shared_devices(reports: Iterable[Heard]) -> list[tuple[Heard, Heard, list[str]]]:
+    """Pairs of workers with the same devices, and those devices; they share them if one `is_beside` the other.
+
+    A GPU is known by its UUID, because jobs on one machine may each see another GPU as cuda:0; a device without one by
+    the machine's name.
+    """
+    users: dict[str, list[Heard]] = defaultdict(list)
+    names: dict[str, str] = {}
+    for report in reports:
+        for device in report.service.devices if report.service.role == "worker" else ():
+            identity = device.uuid or f"{report.service.host} {device.device}"
+            is_used = device.state not in ("given_up", "over") and not device.device.startswith("sim:")
+            if is_used and report not in users[identity]:
+                users[identity].append(report)
+                names[identity] = device.device
+    pairs: dict[tuple[str, str], tuple[Heard, Heard, list[str]]] = {}
+    for identity, group in users.items():
+        for first, other in combinations(group, 2):
+            pair = pairs.setdefault((first.service.name, other.service.name), (first, other, []))
+            pair[2].append(names[identity])
+    return list(pairs.values())
 
 
 def hosts_of(pair: tuple[Service, Service]) -> str:

@@ -51,7 +51,8 @@ A stage of an index build is a run of its own, with the keys of every run. It is
 `embq:runs`, so producers and writers never see it; its conductor is both to it, and removes it at its end.
 
 Every unit below the cursor is done, or in `hinted`, or in `due`. One rule repairs lost hints, lost leases and lost
-results alike: what is overdue is hinted again (`next`). Losing or doubling a hint is harmless, because only the holder
+results alike: what is overdue is hinted again (`next`). The writer makes what was published overdue where it meets a
+stream without its group (`recheck`). Losing or doubling a hint is harmless, because only the holder
 of a token may publish and the writer accepts a unit once.
 
 At the tail of a run, when nothing is left to hint, an idle worker may take over a unit that its holder has not begun,

@@ -105,7 +105,7 @@ class Ledger:
         self.bulk = bulk or client
         self.run = run
         self.keys = [run_key(run, part) for part in RUN_PARTS]
-        self.results = ResultStream(client, run)
+        self.results = ResultStream(client, run, on_lost=lambda: self._call("recheck"))
         self._scripts = scripts if scripts is not None else load_scripts(client)
 
     def _call(self, script: str, *arguments: Any, client: redis.Redis | None = None) -> Any:

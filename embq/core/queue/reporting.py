@@ -15,6 +15,7 @@ from types import TracebackType
 import redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
 
+from embq.core.broker.client import losses
 from embq.core.errors import EmbqError
 from embq.core.queue.heartbeats import (
     KEEPERS,
@@ -30,7 +31,7 @@ from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
-from embq.core.settings import machine_name
+from embq.core.settings import fleet_name, machine_name
 
 CLOCK_OFFSET_S = 5.0
 """Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
@@ -58,7 +59,8 @@ def versions_next(own: Service, other: Service) -> str:
 
 
 class FleetWarnings:
-    """Warns once each of other versions, competing services, runs of another version, and a clock that differs.
+    """Warns once each of other versions, competing services, runs of another version, a clock that differs, and a
+    broker that would lose work.
 
     Args:
         log: of the service.
@@ -72,6 +74,12 @@ class FleetWarnings:
         """Check how far the clock of this machine is ahead of the broker's."""
         if abs(ahead_s) > CLOCK_OFFSET_S and self._first("clock"):
             self._log.warning("clock_differs", ahead_s=round(ahead_s, 1), next=CLOCK_NEXT)
+
+    def broker(self, issues: list[tuple[str, str]]) -> None:
+        """Check the settings of the broker, which services check at their start and anybody may change later."""
+        for why, next_step in issues:
+            if self._first("broker", why):
+                self._log.error("broker_unsafe", why=why, next=next_step)
 
     def peers(self, own: Service, peers: list[Heard]) -> None:
         """Check the services that report."""
@@ -129,6 +137,7 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
         python=platform.python_version(),
         run=run,
         metrics=metrics,
+        fleet=fleet_name(),
     )
 
 
@@ -216,6 +225,7 @@ class Reporter(threading.Thread):
         SERVICE_REPORTS.report(client, self.service, scripts=self._scripts)
         if self.service.role in KEEPERS:  # others may lack the right to
             SERVICE_REPORTS.forget_silent(client)
+            self._notices.broker(losses(client))
         self._notices.clock(ahead_s)
         self._notices.peers(self.service, services(client, role=self.service.role))
         records, now = client.hlen(RUNS), time.monotonic()

@@ -5,7 +5,7 @@ Workers add results with `embq.core.queue.ledger.Ledger.publish`; `Ledger.commit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypeVar, cast
@@ -124,9 +124,14 @@ def read_fields(form: type[T], entry: Entry) -> T:
 
 
 class ResultStream:
-    """The results of one run that are published and not committed. Safe to share between threads."""
+    """The results of one run that are published and not committed. Safe to share between threads.
 
-    def __init__(self, client: redis.Redis, run: str) -> None:
+    Args:
+        on_lost: called where the stream or its consumer group was lost; what was published is to be looked for.
+    """
+
+    def __init__(self, client: redis.Redis, run: str, *, on_lost: Callable[[], object] = lambda: None) -> None:
+        self._on_lost = on_lost
         self._client = client
         self._key = run_key(run, "res")
         self._meta = run_key(run, "meta")
@@ -138,6 +143,8 @@ class ResultStream:
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+        else:
+            self._on_lost()
 
     def read(self, after: str, *, count: int, block_ms: int | None) -> list[Entry]:
         """Entries for the one consumer.

@@ -46,6 +46,11 @@ class Gpu:
     memory_bytes: int
     architecture: str = ""
 
+    @property
+    def uuid(self) -> str:
+        """Its UUID; "" if it is identified by a number, as without NVML."""
+        return self.visible if self.visible.startswith(("GPU-", "MIG-")) else ""
+
 
 def shown(gpu: Gpu) -> dict[str, str]:
     """Environment variables with which a process sees this device and no other."""

@@ -55,6 +55,7 @@ class Machine:
             why=slot.why,
             memory_used_bytes=used,
             memory_bytes=total,
+            uuid=slot.gpu.uuid if slot.gpu is not None else "",
         )
 
 

@@ -10,7 +10,19 @@ from __future__ import annotations
 
 from embq.core.queue.lua.leases import ABANDON, BEAT, CLAIM, PUBLISH, RELEASE, START
 from embq.core.queue.lua.prelude import BOUNDS, PRELUDE
-from embq.core.queue.lua.services import COMMIT, CONTROL, FORGET, GROW, NEXT, RATE, REJECT, REPORT, SWAP, WRITER_LOCK
+from embq.core.queue.lua.services import (
+    COMMIT,
+    CONTROL,
+    FORGET,
+    GROW,
+    NEXT,
+    RATE,
+    RECHECK,
+    REJECT,
+    REPORT,
+    SWAP,
+    WRITER_LOCK,
+)
 
 MAX_UNITS = 500
 """Most units that one call of `start`, `beat` or `commit` is about."""
@@ -39,6 +51,7 @@ SCRIPTS = {
     "next": _bounded(NEXT, 8),
     "commit": _bounded(COMMIT, 7 + 2 * MAX_UNITS),
     "reject": _bounded(REJECT, 6),
+    "recheck": _bounded(RECHECK, 0),
     "grow": _bounded(GROW, 2),
     "control": _bounded(CONTROL, 5),
     "writer_lock": _bounded(WRITER_LOCK, 3, prelude=BOUNDS),
@@ -50,6 +63,6 @@ SCRIPTS = {
 """Name -> text of a script, which refuses more arguments, and longer ones, than its callers have."""
 
 FREEING = frozenset(
-    {"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "forget", "grow", "control"}
+    {"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "forget", "recheck", "grow", "control"}
 )
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""

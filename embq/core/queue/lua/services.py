@@ -148,6 +148,12 @@ lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
 return 1
 """
 
+# recheck() -> 1: the stream was lost, so `next` looks for each published result at its next call
+RECHECK = """
+for _, u in ipairs(redis.call('HRANDFIELD', pub, 20000)) do redis.call('ZADD', due, 'XX', 0, u) end
+return 1
+"""
+
 # grow(gen, total) -> 1: units were added to the manifest; a run that was done goes on with them
 GROW = """
 if get('gen') ~= ARGV[1] then return 0 end
