@@ -133,9 +133,9 @@ def check_open_clip(spec: ModelSpec, architectures: Collection[str], tags: Colle
 
 def check_architecture(spec: ModelSpec, arch: str, archs: Collection[str]) -> None:
     """ModelError, with near matches, for an architecture that open_clip lacks."""
-    known, _, tag = spec.name.partition("/")
-    if arch not in archs and tag and known in archs:
-        without = f"open_clip:{known}?{'&'.join(f'{name}={value}' for name, value in spec.params)}"
+    base, _, tag = spec.name.partition("/")
+    if arch not in archs and tag and base in archs:
+        without = f"open_clip:{base}?{'&'.join(f'{name}={value}' for name, value in spec.params)}"
         raise ModelError(f"{spec}: random weights have no tag {tag!r}", next_step=without)
     if arch not in archs:
         raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, archs))
