@@ -74,7 +74,9 @@ def test_the_clock_of_the_broker_jumps(
             cluster.until(lambda enough=enough: cluster.finished() >= enough and cluster.busy_units())
             recovery.injected()
             wall_clock.set(seconds)
-            assert abs(cluster.broker.client().time()[0] - time.time() - seconds) < 5, "the clock did not jump"
+            # The server answers by the time at which its turn of events began, perhaps a moment before the jump.
+            clock = cluster.broker.client()
+            cluster.until(lambda seconds=seconds, clock=clock: abs(clock.time()[0] - time.time() - seconds) < 5)
             before = cluster.finished()
             recovery.note("work goes on", cluster.until(lambda before=before: cluster.finished() > before), bar=10.0)
         cluster.until_closed()
