@@ -27,11 +27,11 @@ def test_benchmarks_are_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in OF_OTHERS])
-def test_a_benchmark_begins(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "BENCH_RESULTS": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def test_a_benchmark_begins(name: str, short_tmp: Path) -> None:
+    environment = {**os.environ, "BENCH_RESULTS": str(short_tmp), "TMPDIR": str(short_tmp), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-m", name],
-        cwd=tmp_path,
+        cwd=short_tmp,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
