@@ -16,7 +16,7 @@ PAGES = [ROOT / "Makefile", ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorte
 NAMED = sorted({name for page in PAGES for name in re.findall(r"python -m (bench[\w.]*\w)", page.read_text("utf-8"))})
 OF_OTHERS = {"bench.image_readers", "bench.text_ray", "bench.index_theirs"}
 """Benchmarks of peers, which run in environments of their own."""
-LACKS = ("no CUDA device", "usage:", "not installed", "python -m bench.index makes it")
+LACKS = ("no CUDA device", "shows no GPU", "usage:", "not installed", "python -m bench.index makes it")
 BEGINS_S = 15
 
 
