@@ -135,7 +135,7 @@ def test_a_quote_that_never_closes_is_a_failure_and_not_a_short_file(tmp_path: P
         (b"text,n\n", "no row"),
         (b"\xff,n\nx,y\n", "not UTF-8"),
         (b"\nx\n", "blank"),
-        (b"text,n\rx,y\r", "CR alone"),
+        (b"text,n\rx,y\r", "carriage return alone"),
     ],
 )
 def test_a_file_without_a_usable_header_is_refused(tmp_path: Path, data: bytes, says: str) -> None:

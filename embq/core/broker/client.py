@@ -179,7 +179,8 @@ def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
 def losses(client: redis.Redis) -> list[tuple[str, str]]:
     """Settings by which the server would lose work, which may change while it runs: (problem, next step)."""
     issues: list[tuple[str, str]] = []
-    policy = client.info("memory").get("maxmemory_policy", "noeviction")
+    info = client.info()
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         issues.append(
             (
@@ -187,7 +188,7 @@ def losses(client: redis.Redis) -> list[tuple[str, str]]:
                 "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file",
             )
         )
-    if not client.info("persistence").get("aof_enabled", 0):
+    if not info.get("aof_enabled", 0):
         issues.append(
             (
                 "the append-only file is off, so a restart of the broker forgets the queue",

@@ -291,7 +291,8 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
         code, message = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:
         code, message = "output", f"{path}: {error.strerror or error}"
-    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "check that folder, or name another one")
+    unusable = error.errno in (errno.ENOENT, errno.EEXIST)  # of a folder that is made: /proc, a link that leads nowhere
+    next_step = UNUSABLE.get(error.errno or 0) or next_steps.get(code, "name another folder" if unusable else "")
     return OutputError(message, next_step=next_step, code=code)
 
 
