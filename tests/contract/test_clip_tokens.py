@@ -43,7 +43,7 @@ def captions(count: int) -> list[str]:
 def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = open_clip.tokenizer.SimpleTokenizer(clean=clean)
     ours = clip_tokens.ClipTokens(open_clip.tokenizer.SimpleTokenizer(clean=clean), None)
-    monkeypatch.setattr(clip_tokens, "WORD_CACHE_MAX", 500)
+    monkeypatch.setattr("embq.worker.embedders.text.clip_tokens.WORD_CACHE_MAX", 500)
     for caption in captions(600):
         row, is_cut = ours.row(caption)
         assert np.array_equal(row, theirs([caption])[0]), repr(caption)
