@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from embq.core.errors import (
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
 from embq.indexer.stages.process import answer
-from embq.indexer.stages.units import IndexUnit, Sidecar
+from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_process import client
 from tests.support.waiting import has_ended, wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
@@ -144,3 +147,62 @@ def test_a_step_of_an_index_that_fails_is_answered_with_its_error(raised: Except
     unit = IndexUnit(index="i", build="b", stage="add", number=0, inputs="d")
     error = error_of(answer(msgspec.json.encode(unit).decode(), fail)["error"])
     assert error.code == code
+
+
+# --- their start ---
+
+PROGRAMS = {
+    **{f"reader of {kind}": (client.SERVER, kind) for kind in (*SOURCES, "no such kind")},
+    "decoder": (("-m", "embq.app.ui.thumbnails.decoder_process", "60"), ""),
+    **{
+        f"index, {stage}": (("-m", "embq.indexer.stages.process"), stage) for stage in (*STAGE_MODULES, "no such stage")
+    },
+}
+
+
+@pytest.mark.parametrize(("arguments", "name"), PROGRAMS.values(), ids=PROGRAMS)
+def test_every_program_that_is_started_first_answers_when_it_has_started(arguments: tuple[str, ...], name: str) -> None:
+    child = JsonChild(*arguments)
+    try:
+        child.start(name)
+        pid = child.pid
+        child.start(name)
+        assert child.pid == pid
+    finally:
+        child.kill()
+
+
+LATE = "import sys, time\nfor _ in sys.stdin:\n    time.sleep(0.5)\n    print('\\x1eup', flush=True)"
+
+
+def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    waits: list[int] = []
+    child = JsonChild("-c", LATE)
+    try:
+        child.start(on_wait=lambda: waits.append(1))
+        assert waits
+    finally:
+        child.kill()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [("raise SystemExit(3)", ChildEndedError), ("print('no answer')", ChildEndedError), (LATE, TimeoutError)],
+)
+def test_a_process_that_does_not_start_is_an_error_and_is_ended(
+    program: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.01)
+    if error is TimeoutError:
+        monkeypatch.setattr("embq.core.process.children.START_S", 0.05)
+    child = JsonChild("-c", program)
+    with pytest.raises(error):
+        child.start()
+    assert child.pid == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import selectors
 import signal
 import subprocess
@@ -198,7 +197,7 @@ class JsonChild:
         return self._process.pid if self._process is not None else 0
 
     def start(self, name: str = "", on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait until the process runs and has imported what its requests need; neither is work on a request.
+        """Start the process and wait until it has imported what its requests need, which is no work on a request.
 
         Args:
             name: what the program imports by; "" for a program that always imports the same.
@@ -211,13 +210,15 @@ class JsonChild:
         self.send({"start": name})
         assert self._process is not None
         assert self._process.stdout is not None
-        deadline, answers = time.monotonic() + START_S, self._process.stdout.fileno()
-        while not select.select([answers], [], [], START_POLL_S)[0]:
-            on_wait()
-            if time.monotonic() > deadline:
-                self.kill()
-                raise TimeoutError(f"has not started within {START_S:g} s")
-        if os.read(answers, len(STARTED)) != STARTED:
+        deadline, answers = time.monotonic() + START_S, self._process.stdout
+        with selectors.DefaultSelector() as selector:  # select() takes no descriptor from 1,024 on, which servers have
+            selector.register(answers, selectors.EVENT_READ)
+            while not selector.select(START_POLL_S):
+                on_wait()
+                if time.monotonic() > deadline:
+                    self.kill()
+                    raise TimeoutError(f"has not started within {START_S:g} s")
+        if os.read(answers.fileno(), len(STARTED)) != STARTED:
             self._process.kill()
             raise ChildEndedError(self._ended())
         self._has_started.add(name)

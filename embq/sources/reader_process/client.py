@@ -71,7 +71,7 @@ def read(unit: Unit, roots: Sequence[str], on_progress: Moved) -> Iterator[Sampl
 
 
 def start(unit: Unit) -> None:
-    """Have a process ready for `read`. Raises ConfigError if none can be started."""
+    """Start a process for `read`; raise ConfigError if that fails."""
     with _idle() as process:
         process.start_for(unit)
 
@@ -118,7 +118,7 @@ class Process(JsonChild):
         return json.loads(content)
 
     def start_for(self, unit: Unit, on_wait: Moved = unwatched) -> None:
-        """Have the process started, with the libraries for a unit; raises ConfigError if that is not possible."""
+        """Start the process and import the libraries for a unit; raise ConfigError if that fails."""
         for is_last in (False, True):
             try:
                 return self.start(unit.kind, on_wait)
