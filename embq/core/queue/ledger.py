@@ -41,7 +41,7 @@ T = TypeVar("T")
 BULK_BYTES = 256 * 1024
 """A larger result is sent by the client with the longer time-out."""
 BULK_TRIES = 3
-"""Connections that a broker which answers may close at one large result before it has no memory for it."""
+"""Connections that the broker may close on one large result before it counts as out of memory for it."""
 
 
 _NUMBERS = frozenset(
@@ -240,9 +240,9 @@ class Ledger:
                     return PublishVerdict(self._call("publish", u, token, size, *parts, client=client))
             except OutOfMemoryError:
                 break
-            except AuthenticationError:
-                raise
-            except ConnectionError:
+            except ConnectionError as error:
+                if not is_bulk or isinstance(error, AuthenticationError):
+                    raise
                 self.client.time()  # returns once the broker answers
         return PublishVerdict.NO_MEMORY
 
