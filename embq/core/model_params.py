@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from embq.core.errors import ModelError
 
-if TYPE_CHECKING:
-    from embq.core.models import ModelSpec
+
+class Spec(Protocol):
+    """A model spec, as far as its parameters go."""
+
+    def param(self, name: str, default: str) -> str:
+        """Return the value of one parameter."""
+        ...
 
 
-def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) -> int:
+def whole_number(spec: Spec, name: str, default: int, *, least: int = 1) -> int:
     """A whole number, `least` or more; ModelError if it is not."""
     text = spec.param(name, str(default))
     if not (text.isascii() and text.isdigit() and int(text) >= least):
@@ -23,7 +28,7 @@ def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) ->
     return int(text)
 
 
-def milliseconds_as_s(spec: ModelSpec, name: str) -> float:
+def milliseconds_as_s(spec: Spec, name: str) -> float:
     """A parameter in milliseconds, as seconds (default 0); ModelError if it is not 0 or more."""
     try:
         milliseconds = float(spec.param(name, "0"))
@@ -34,7 +39,7 @@ def milliseconds_as_s(spec: ModelSpec, name: str) -> float:
     return milliseconds / 1000
 
 
-def choice(spec: ModelSpec, name: str, default: str, choices: tuple[str, ...]) -> str:
+def choice(spec: Spec, name: str, default: str, choices: tuple[str, ...]) -> str:
     """A parameter that must be one of `choices`; ModelError lists them if it is not."""
     text = spec.param(name, default)
     if text not in choices:
@@ -42,20 +47,20 @@ def choice(spec: ModelSpec, name: str, default: str, choices: tuple[str, ...]) -
     return text
 
 
-def unit_length(spec: ModelSpec, default: str) -> bool:
+def unit_length(spec: Spec, default: str) -> bool:
     """The parameter `normalize`: whether the model brings its vectors to length 1."""
     return choice(spec, "normalize", default, ("true", "false")) == "true"
 
 
-def _any_text(_spec: ModelSpec, _name: str) -> None:
+def _any_text(_spec: Spec, _name: str) -> None:
     """Accept every value: the model tells, when it is loaded, whether it can be used."""
 
 
-def _normalize(spec: ModelSpec, _name: str) -> None:
+def _normalize(spec: Spec, _name: str) -> None:
     unit_length(spec, "true")
 
 
-Check = Callable[["ModelSpec", str], object]
+Check = Callable[[Spec, str], object]
 """(spec, name of a parameter of it): raises ModelError if the value cannot be one."""
 
 _COUNT, _FREE = partial(whole_number, default=32), partial(whole_number, default=0, least=0)
