@@ -133,10 +133,15 @@ uptime: install   ## services under poisoned records of a laptop, a worker and a
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
 	touch $@
 
-mutants: install   ## random small mutants of the code, and which of them no test notices: [ROOM=core] [N=30] [SEED=n] [JOBS=2]
+mutants: install build/executed   ## random small mutants of the code, and which of them no test notices: [ROOM=core] [N=30] [SEED=n] [JOBS=2]
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM)) --number $(or $(N),30) --seed $(DRAWN) --jobs $(or $(JOBS),2) \
-		--output $(RESULTS)/mutants.json
+		--executed build/executed --output $(RESULTS)/mutants.json
+
+# Which tests of `make test` execute each line; made again where a module has changed since.
+build/executed: $(shell git ls-files 'embq/*.py')
+	rm -f build/executed build/executed.*
+	COVERAGE_FILE=$(abspath $@) $(call PYTEST,2) $(QUICK) -p tests.mutants.executed --cov --cov-context=test --cov-report=
 
 hashes: install   ## deploy/hashes.txt, which the images are installed by, from constraints.txt
 	$(BIN)/python deploy/requirements.py --hashes

@@ -1,10 +1,12 @@
 """How many random small mutants of embq the tests notice: `make mutants`.
 
-    python -m tests.mutants [--room ROOM] [-n 30] [--seed N] [--jobs 2] [--limit 120] [--output FILE] [--at-least RATE]
+    python -m tests.mutants [--room ROOM] [-n 30] [--seed N] [--jobs 2] [--limit 120] [--executed FILE]
+        [--output FILE] [--at-least RATE]
 
 A mutant is one small change inside of a function (`mutations.py`); 88 % of the places that could be changed are there.
-The tests are collected once, and a fork for each mutant runs them, those nearest to its place first (`nearness.py`),
-until one fails or the limit of seconds is over. A test that fails without the mutant as well does not count.
+The tests are collected once, and a fork for each mutant runs them until one fails or the limit of seconds is over:
+first the tests of `make test` that execute its line (`executed.py`), then those nearest to its place (`nearness.py`). A
+test that fails without the mutant as well does not count.
 
 Why not mutmut or cosmic-ray: cosmic-ray starts the test command anew for each mutant, which is half a minute of
 collection here. mutmut 3 forks as well, but it rewrites all functions of a copy into trampolines that choose a mutant,
@@ -86,7 +88,9 @@ def copied(name: str) -> Path:
     return copy
 
 
-def judged(job: int, waiting: queue.SimpleQueue[tuple[str, Mutant]], limit_s: float) -> Iterator[dict[str, Any]]:
+def judged(
+    job: int, waiting: queue.SimpleQueue[tuple[str, Mutant]], limit_s: float, executed: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Judge waiting mutants by one process of pytest in a copy of the tree."""
     copy = copied(str(job))
     ours, theirs = socket.socketpair()
@@ -94,6 +98,8 @@ def judged(job: int, waiting: queue.SimpleQueue[tuple[str, Mutant]], limit_s: fl
     others = "--ignore=tests/unit/test_mutants.py"  # which looks at the lines of the list of equivalent mutants
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.plugin", "-m", marks, others]
     environment = {**os.environ, "PYTHONPATH": str(copy), "EMBQ_TEST_MUTANTS": str(theirs.fileno())}
+    if executed:
+        environment["EMBQ_TEST_EXECUTED"] = str(executed.resolve())
     options: Any = {"cwd": copy, "env": environment, "pass_fds": [theirs.fileno()], "stderr": subprocess.STDOUT}
     with copy.with_suffix(".log").open("w") as log, ours, ours.makefile("rw") as lines:
         process = subprocess.Popen(command, stdout=log, **options)
@@ -116,10 +122,13 @@ def shown(results: list[dict[str, Any]]) -> float:
     """Print a row for each room, then the survivors. Returns the rate of killed mutants."""
     rows, total = [], Counter[str]()
     for room in ROOMS:
-        counts = Counter(result["verdict"] for result in results if result["room"] == room)
+        judgements = [result for result in results if result["room"] == room]
+        counts = Counter(result["verdict"] for result in judgements)
+        counts["quick"] = sum(result.get("quick", False) for result in judgements)
         total += counts
         rows += [(room, *_row(counts))] if counts else []
-    table(("room", "drawn", "killed", "survived", "equivalent", "rate"), [*rows, ("all", *_row(total))])
+    headers = ("room", "drawn", "killed", "by make test", "survived", "equivalent", "rate", "of make test")
+    table(headers, [*rows, ("all", *_row(total))])
     for it in results:
         if it["verdict"] == "survived":
             change = f"{it['original']} -> {it['mutated']}"
@@ -128,9 +137,9 @@ def shown(results: list[dict[str, Any]]) -> float:
 
 
 def _row(counts: Counter[str]) -> tuple[object, ...]:
-    killed, survived = counts["killed"], counts["survived"]
-    rate = f"{killed / (killed + survived):.0%}" if killed + survived else "-"
-    return counts.total(), killed, survived, counts["equivalent"], rate
+    killed, quick, survived, equivalent = (counts[it] for it in ("killed", "quick", "survived", "equivalent"))
+    rates = [f"{it / (killed + survived):.0%}" if killed + survived else "-" for it in (killed, quick)]
+    return killed + survived + equivalent, killed, quick, survived, equivalent, *rates
 
 
 def main() -> int:
@@ -141,6 +150,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 24))
     parser.add_argument("--jobs", type=int, default=2, help="mutants side by side, 2 GB of memory for each")
     parser.add_argument("--limit", type=float, default=120, metavar="S", help="seconds of tests for each mutant")
+    parser.add_argument("--executed", type=Path, metavar="FILE", help="coverage data with the tests of each line")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the verdicts as JSON")
     parser.add_argument("--at-least", type=float, default=0, metavar="RATE", help="exit 1 if less of 1 is killed")
     options = parser.parse_args()
@@ -154,7 +164,7 @@ def main() -> int:
             waiting.put((room, mutant))
 
     def work(job: int) -> None:
-        for it in judged(job, waiting, options.limit):
+        for it in judged(job, waiting, options.limit, options.executed):
             results.append(it)
             click.echo(f"{it['seconds']:6.1f} s  {it['verdict']}  {it['path']}:{it['line']} {it['kind']}")
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -29,8 +29,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.mutants.executed import Executed
 from tests.mutants.mutations import Mutant
 from tests.mutants.nearness import Nearness
+from tests.support.durations import listed
 
 STALL_S = 60.0
 """Seconds of one test after which it counts as hanging."""
@@ -90,9 +92,13 @@ class Forks:
         self._how = ""
         self._numbers = count(1)
         self._nearness = Nearness(self.root)
+        executed = os.environ.pop("EMBQ_TEST_EXECUTED", "")
+        self._executed = Executed(self.root, Path(executed) if executed else None)
         self._items: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
             self._items[item.path].append(item)
+        slower = listed()
+        self._slower = {item.nodeid for item in session.items if not _is_quick(item.nodeid, slower)}
         gc.unfreeze()
         self._functions = functions_below(self.root / "embq")
         gc.freeze()
@@ -106,11 +112,16 @@ class Forks:
             self._how = str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))[:200]
 
     def judge(self, mutant: Mutant, limit_s: float) -> dict[str, Any]:
-        """Run the tests of a mutant, the nearest first, until one fails that passes without it."""
+        """Run the tests of a mutant until one fails that passes without it.
+
+        The quick ones that execute its line are first, then the nearest.
+        """
         began, ran = time.monotonic(), 0
         verdict: dict[str, Any] = {"verdict": "survived"}
         nearest = self._nearness.nearest(mutant.path, mutant.line)
         items = [it for path in nearest for it in self._items[path] if it.nodeid not in self._flaky]
+        first = self._executed.tests(mutant.path, mutant.line) - self._slower
+        items.sort(key=lambda it: it.nodeid not in first)
         while items and (rest_s := began + limit_s - time.monotonic()) > 0:
             outcome = self.run(items, limit_s=rest_s, mutant=mutant)
             ran += outcome.ran
@@ -119,9 +130,11 @@ class Forks:
             killer = items[outcome.failed]
             if self.run([killer], limit_s=STALL_S).failed is None:
                 verdict = {"verdict": "killed", "by": killer.nodeid, "how": outcome.how}
+                verdict["quick"] = killer.nodeid not in self._slower
                 break
             self._flaky.add(killer.nodeid)
             items = items[outcome.failed + 1 :]
+        verdict["executed"] = len(first)
         return {**verdict, "tests": ran, "seconds": round(time.monotonic() - began, 1), "flaky": sorted(self._flaky)}
 
     def run(self, items: Sequence[pytest.Item], *, limit_s: float, mutant: Mutant | None = None) -> Outcome:
@@ -189,6 +202,12 @@ class Forks:
         if not self.session.testsfailed:
             _send(writer, ran=self._ran, failed=None, how="")
         self.session._setupstate.teardown_exact(None)
+
+
+def _is_quick(name: str, slower: Set[str]) -> bool:
+    """Whether `make test` runs a test; its folders are QUICK of the Makefile."""
+    folders = {"unit", "contract", "indexer", "output", "embedding", "e2e"}
+    return name.split("/")[1] in folders and slower.isdisjoint({name, name.partition("[")[0]})
 
 
 def _send(writer: int, **fields: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import queue
 import random
 import shutil
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 
 from tests.mutants import __main__ as tool
+from tests.mutants.executed import Executed
 from tests.mutants.mutations import Mutant, mutants
 from tests.mutants.nearness import Nearness
 from tests.mutants.plugin import functions_below, swap
+from tests.support import durations
 
 LINES = [
     ("return a < b", "comparison", "return (a <= b)"),
@@ -226,6 +229,7 @@ def test_listed_equivalent_mutants_are_of_lines_that_exist() -> None:
 
 
 PROJECT = {
+    "pyproject.toml": '[tool.coverage.run]\nsource = ["embq"]\npatch = ["subprocess"]\nparallel = true\n',
     "embq/__init__.py": "",
     "embq/core.py": "def f(a):\n    b = a + 1\n    c = b < 2\n    return b\n",
     "tests/__init__.py": "",
@@ -246,20 +250,48 @@ def test_by_a_process():
 def test_in_this_process():
     assert f(1) == 2
 """,
+    "tests/unit/test_other.py": """
+def test_something_else():
+    assert True
+""",
 }
 
 
-def test_mutants_of_a_project_are_killed_here_and_in_processes_or_survive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project with the tool in its tests."""
     for name, text in PROJECT.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     shutil.copytree(Path(tool.__file__).parent, tmp_path / "tests/mutants")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    (tmp_path / "tests/support").mkdir()
+    shutil.copy2(Path(durations.__file__), tmp_path / "tests/support")
+    return tmp_path
+
+
+def test_the_tests_that_execute_a_line_are_known_those_with_processes_too(project: Path) -> None:
+    options = ["-p", "tests.mutants.executed", "--cov", "--cov-context=test", "--cov-report="]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))},
+        "COVERAGE_FILE": str(project / "executed"),
+        "PYTHONPATH": str(project),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", *options, "tests/unit"]
+    subprocess.run(command, cwd=project, env=environment, check=True, stdout=subprocess.DEVNULL)
+    executed = Executed(project, project / "executed")
+    names = {f"tests/unit/test_core.py::{name}" for name in ("test_by_a_process", "test_in_this_process")}
+    assert [executed.tests("embq/core.py", line) for line in (2, 4)] == [names, names]
+    assert executed.tests("embq/other.py", 1) == set()
+    assert Executed(project, None).tests("embq/core.py", 2) == set()
+
+
+def test_mutants_of_a_project_are_killed_here_and_in_processes_or_survive(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    monkeypatch.setattr(tool, "ROOT", project)
     waiting: queue.SimpleQueue[tuple[str, Mutant]] = queue.SimpleQueue()
-    source = (tmp_path / "embq/core.py").read_bytes()
+    source = (project / "embq/core.py").read_bytes()
     for mutant in mutants("embq/core.py", source):
         if mutant.kind in {"off by one", "return None"}:
             waiting.put(("core", mutant))
@@ -272,5 +304,6 @@ def test_mutants_of_a_project_are_killed_here_and_in_processes_or_survive(
         ("c = b < 1", "survived", ""),
         ("return None", "killed", "test_by_a_process"),
     ]
-    assert (tmp_path / "embq/core.py").read_bytes() == source
+    assert (project / "embq/core.py").read_bytes() == source
+    assert {it.get("quick", True) for it in answers} == {True}
     assert answers[0]["flaky"] == ["tests/contract/test_core_fails.py::test_that_fails_in_any_case"]
