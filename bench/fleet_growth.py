@@ -25,11 +25,6 @@ import redis
 from bench.fleet_page import SimulatedFleet
 from bench.runs import until, write_texts
 from embq.app.services.broker_metrics import BrokerMetrics
-from embq.app.ui.fleet.fragments import Fragments
-from embq.app.ui.fleet.history import Histories
-from embq.app.ui.fleet.live import frame
-from embq.app.ui.fleet.snapshot import Sampler
-from embq.app.ui.fleet.sources import BrokerSource
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.heartbeats import WORKER_REPORTS, services
@@ -39,6 +34,11 @@ from embq.core.queue.runs import RunRecord, active, end, register
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.metrics import MetricSamples
 from embq.producer.feeder import TICK_S, Feeder
+from embq.retrieval.ui.fleet.fragments import Fragments
+from embq.retrieval.ui.fleet.history import Histories
+from embq.retrieval.ui.fleet.live import frame
+from embq.retrieval.ui.fleet.snapshot import Sampler
+from embq.retrieval.ui.fleet.sources import BrokerSource
 from embq.worker.claim.claim_policy import ClaimPolicy
 from embq.worker.claim.lease import Leases
 from embq.worker.claim.scheduler import Scheduler

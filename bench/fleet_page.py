@@ -24,19 +24,19 @@ import redis
 from starlette.applications import Starlette
 
 from bench.report import write
-from embq.app.serving.server import bound, server_of
-from embq.app.ui.fleet.fragments import Fragments
-from embq.app.ui.fleet.history import Histories
-from embq.app.ui.fleet.live import frame
-from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.fleet.snapshot import Sampler
-from embq.app.ui.fleet.sources import BrokerSource
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
 from embq.core.queue.reporting import this_service
 from embq.core.queue.runs import register
 from embq.core.queue.scripts import load_scripts
+from embq.retrieval.serving.server import bound, server_of
+from embq.retrieval.ui.fleet.fragments import Fragments
+from embq.retrieval.ui.fleet.history import Histories
+from embq.retrieval.ui.fleet.live import frame
+from embq.retrieval.ui.fleet.pages import FleetPages
+from embq.retrieval.ui.fleet.snapshot import Sampler
+from embq.retrieval.ui.fleet.sources import BrokerSource
 from tests.support.outputs.run_case import RunCase, make_case
 
 DEVICES, RUNS, AT_WORK, VIEWERS, SECONDS = 1000, 100, 20, 200, 15

@@ -24,10 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedTokenizerFast
 
-from embq.app.bench.image_stages import Tried, decode
 from embq.core.errors import EmbqError
 from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig
 from embq.core.units import Sample
+from embq.lab.image_stages import Tried, decode
 from embq.worker.embedders.base import PendingVectors
 from embq.worker.embedders.device.hardware import free_memory
 from embq.worker.embedders.device.tuning import tune

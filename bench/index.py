@@ -33,7 +33,7 @@ from bench.index_ours import on_one_core
 from bench.index_picture import plot
 from bench.index_scoring import compared, points, truth_of
 from bench.report import table, write
-from embq.indexer.tune.recall import Truth
+from embq.index.tune.recall import Truth
 
 ROOT = Path(__file__).parent.parent
 THEIR_PYTHON = ROOT / ".venv-autofaiss" / "bin" / "python"

@@ -22,9 +22,9 @@ import numpy as np
 
 from bench.index_cases import DATA, cached
 from bench.report import table, write
-from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.lists import empty_lists
-from embq.indexer.index_files.template import Template
+from embq.index.faiss_module import faiss, set_threads
+from embq.index.index_files.lists import empty_lists
+from embq.index.index_files.template import Template
 
 DIM = 512
 LISTS = (4096, 16384)

@@ -21,7 +21,7 @@ from bench.index_cases import DATA, K
 from bench.index_ours import build, on_one_core
 from bench.index_scoring import mean_recall_with_ties, truth_of
 from bench.report import write
-from embq.indexer.searcher import Searcher
+from embq.index.searcher import Searcher
 
 KEYS = {
     "plan": "IVF{lists}(PCA{quarter},Flat),PQ{half}x4",

@@ -22,7 +22,7 @@ import psutil
 
 from bench.index_cases import RECALL, K
 from bench.runs import anonymous_bytes, watched
-from embq.indexer.searcher import Searcher
+from embq.index.searcher import Searcher
 
 LOOK_S = 0.05
 FACTORS = (1, 2, 4, 8, 16)

@@ -22,8 +22,8 @@ from bench.index_cases import DATA, QUERIES, K
 from bench.index_ours import build
 from bench.index_scoring import DEEP, truth_of
 from bench.report import RESULTS, table, write
-from embq.indexer.searcher import Searcher
-from embq.indexer.tune.recall import Truth, mean_recall
+from embq.index.searcher import Searcher
+from embq.index.tune.recall import Truth, mean_recall
 
 NAME = "index_scale"
 SHARE = 0.1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.index_cases import K
-from embq.indexer.tune.recall import Truth, hits
+from embq.index.tune.recall import Truth, hits
 
 DEEP = 100
 """Rows of the truth for each query, so that ties of the tenth are seen."""
@@ -57,7 +57,7 @@ ExactScores = Callable[[int, np.ndarray], np.ndarray]
 
 
 def mean_recall_with_ties(found: np.ndarray, truth: Truth, k: int, exact: ExactScores) -> float:
-    """As `embq.indexer.tune.recall.mean_recall`; ties of the k-th that the truth is too short for are right as well."""
+    """As `embq.index.tune.recall.mean_recall`; ties of the k-th that the truth is too short for are right as well."""
     counts = hits(found[:, :k], truth, k)
     endless = truth.right(k).all(axis=1) & (truth.ids.shape[1] > k)
     for query in np.flatnonzero(endless):

@@ -27,9 +27,9 @@ from bench.index_cases import DATA
 from bench.index_data import make_texts
 from bench.report import table, write
 from embq.core.process.limits import cores
-from embq.indexer.atlas.layout import LANDMARKS
-from embq.indexer.atlas.projection import clusters, plane, reduce
-from embq.indexer.faiss_module import faiss, set_threads
+from embq.index.atlas.layout import LANDMARKS
+from embq.index.atlas.projection import clusters, plane, reduce
+from embq.index.faiss_module import faiss, set_threads
 
 ROWS = (2_000, 17_813, 100_000, 2_000_000)
 NEIGHBOURS = 15

@@ -28,7 +28,7 @@ from typing import Any
 
 import pyte
 
-from embq.app.bench.texts import docstrings
+from embq.lab.texts import docstrings
 
 ROWS = 24
 CELL_W, CELL_H, MARGIN = 8.4, 18, 12

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from embq.app.embedding.options import AddOptions, EnqueueOptions, IndexOptions, RunOptions
     from embq.app.embedding.runs import Inputs, Run
     from embq.app.output.output import Output
-    from embq.app.output.search import BatchOptions, Index, SearchOptions
-    from embq.app.searching.query import Result
     from embq.core.errors import (
         BrokerError,
         ConfigError,
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
         TryLaterError,
         UsageError,
     )
+    from embq.retrieval.output.search import BatchOptions, Index, SearchOptions
+    from embq.retrieval.searching.query import Result
 
 if sys.flags.safe_path:  # so are all processes that embq starts: they take nothing from the current folder
     from embq.core.process.current_folder import leave_out_current_folder
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Index": "embq.app.output.search",
+    "Index": "embq.retrieval.output.search",
     "Model": "embq.app.embedding.model",
     **{name: "embq.core.errors" for name in __all__ if name.endswith("Error")},
 }
@@ -237,9 +237,9 @@ def build_index(
     signature of autofaiss.
     """
     with _importing("index"):
-        from embq.app.indexing.build import index_of
-        from embq.app.output.search import Index
         from embq.core.arguments import path_text, path_texts
+        from embq.index.commands.build import index_of
+        from embq.retrieval.output.search import Index
 
     with _errors():
         given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
@@ -261,9 +261,9 @@ def add_to_index(
     Returns the index, open. Raises what `embq index add` ends with.
     """
     with _importing("index"):
-        from embq.app.indexing.changes import added_to
-        from embq.app.output.search import Index
         from embq.core.arguments import path_text, path_texts
+        from embq.index.commands.changes import added_to
+        from embq.retrieval.output.search import Index
 
     with _errors():
         folder = None if output is None else path_text("output", output)
@@ -351,10 +351,10 @@ def search(
     One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
     and a next step.
     """
-    from embq.app.searching.query import Query, split
-    from embq.app.searching.remote import is_server, search_remote
     from embq.core.arguments import check, path_text
     from embq.core.errors import UsageError
+    from embq.retrieval.searching.query import Query, split
+    from embq.retrieval.searching.remote import is_server, search_remote
 
     with _errors():
         at = path_text("index", index)
@@ -385,7 +385,7 @@ def search(
             )
         else:
             with _importing("search"):
-                from embq.app.searching.local import OpenIndex
+                from embq.retrieval.searching.local import OpenIndex
 
             loaded = [query.loaded() for query in queries]
             with OpenIndex(at, vector_name) as opened:

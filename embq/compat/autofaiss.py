@@ -106,7 +106,7 @@ def build_index(
     """
     _check(locals())
     from embq.compat import faiss_build as files
-    from embq.indexer.faiss_file import write_faiss_file
+    from embq.index.faiss_file import write_faiss_file
 
     settings = files.build_options(
         max_index_memory_usage,
@@ -146,7 +146,7 @@ def build_index(
 
 def build_and_print(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool) -> int:
     """Build an index with the arguments of `build_index`, and print its report; returns the exit status."""
-    from embq.indexer.stages.report import summary
+    from embq.index.stages.report import summary
 
     level = logging.ERROR if quiet or as_json else logging.INFO
     # The index is not used here: it is mapped, and not read.

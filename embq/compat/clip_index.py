@@ -20,8 +20,8 @@ from embq.core.formats.folders import METADATA
 from embq.core.run.commit_log import committed_parts
 from embq.core.storage.durable import fsync_file
 from embq.core.storage.new_folder import new_folder
-from embq.indexer.collection.clip_retrieval import FOLDERS
-from embq.indexer.collection.opening import open_collection
+from embq.index.collection.clip_retrieval import FOLDERS
+from embq.index.collection.opening import open_collection
 
 
 def build_indexes(

@@ -15,23 +15,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embq.app.indexing.build import built_index
 from embq.core.errors import InputError, UsageError
 from embq.core.process.limits import cores
 from embq.core.storage.durable import drop, output_error, overwrite, publish, writing
-from embq.indexer.collection.clip_retrieval import FOLDERS
-from embq.indexer.collection.opening import Collection, open_collection
-from embq.indexer.collection.parquet import rows_of
-from embq.indexer.collection.parts import path_of
-from embq.indexer.collection.remote import RemotePath, located
-from embq.indexer.faiss_file import FaissExport, FaissFile
-from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.files import index_lock, read_json, to_json, write_by_faiss
-from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes
-from embq.indexer.plan.codec_choices import lists_for
-from embq.indexer.plan.codecs import codec
-from embq.indexer.stages.build import Built
-from embq.indexer.tune.queries import plan_queries
+from embq.index.collection.clip_retrieval import FOLDERS
+from embq.index.collection.opening import Collection, open_collection
+from embq.index.collection.parquet import rows_of
+from embq.index.collection.parts import path_of
+from embq.index.collection.remote import RemotePath, located
+from embq.index.commands.build import built_index
+from embq.index.faiss_file import FaissExport, FaissFile
+from embq.index.faiss_module import faiss, set_threads
+from embq.index.index_files.files import index_lock, read_json, to_json, write_by_faiss
+from embq.index.plan.build_options import BuildOptions, available_memory, parse_bytes
+from embq.index.plan.codec_choices import lists_for
+from embq.index.plan.codecs import codec
+from embq.index.stages.build import Built
+from embq.index.tune.queries import plan_queries
 
 FLAT_ROWS = 1_000_000
 """Below this autofaiss keeps full vectors if memory allows."""

@@ -8,9 +8,9 @@ from os import PathLike
 from typing import Any
 
 import embq
-from embq.app.searching.query import Result
-from embq.app.searching.remote import is_server
 from embq.core.rows.metadata import PREFIX
+from embq.retrieval.searching.query import Result
+from embq.retrieval.searching.remote import is_server
 
 
 class Retrieval:

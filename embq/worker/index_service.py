@@ -316,7 +316,7 @@ class IndexAccess:
 
 
 class IndexChild(JsonChild):
-    """`python -m embq.indexer.stages.process` with one unit in hand at a time. Used by one thread.
+    """`python -m embq.index.stages.process` with one unit in hand at a time. Used by one thread.
 
     Args:
         worker: name that stands in what it makes.
@@ -338,7 +338,7 @@ class IndexChild(JsonChild):
         # No address of the broker: what this process reads are files.
         super().__init__(
             "-m",
-            "embq.indexer.stages.process",
+            "embq.index.stages.process",
             *options,
             OMP_NUM_THREADS=str(threads),
             EMBQ_BROKER_URL="",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from embq.app.bench.texts import docstrings
+from embq.lab.texts import docstrings
 
 __all__ = ["docstrings", "photographs"]
 

@@ -29,12 +29,9 @@ from rq.exceptions import NoSuchJobError
 from starlette.datastructures import QueryParams
 
 from embq.app.export.targets import target_of
-from embq.app.searching.query import Query, json_object
-from embq.app.serving.embeddings.api import EmbeddingApi
-from embq.app.serving.requests import KnnRequest, RowsRequest
-from embq.app.ui.search_state import SearchState
 from embq.core import wire
 from embq.core.errors import EmbqError, SampleError
+from embq.core.filter.condition import Condition
 from embq.core.formats.base import FORMAT_ERRORS
 from embq.core.formats.part import UNIT_FORMATS, read_unit, write_unit
 from embq.core.models import ModelSpec
@@ -55,10 +52,13 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
 from embq.core.storage.hashing import HashingFile
 from embq.core.units import canonical_json
-from embq.indexer.filter.condition import Condition
-from embq.indexer.index_files.files import File, from_json, to_json
-from embq.indexer.index_files.version import RECORD, read_current
-from embq.indexer.stages.units import Sidecar
+from embq.index.index_files.files import File, from_json, to_json
+from embq.index.index_files.version import RECORD, read_current
+from embq.index.stages.units import Sidecar
+from embq.retrieval.searching.query import Query, json_object
+from embq.retrieval.serving.embeddings.api import EmbeddingApi
+from embq.retrieval.serving.requests import KnnRequest, RowsRequest
+from embq.retrieval.ui.search_state import SearchState
 from embq.sources.formats.tar_headers import walk
 from embq.worker.embedders.image.decoding import open_image
 from embq.worker.embedders.image.native import native
@@ -352,7 +352,7 @@ def _target(data: bytes) -> object:
 
 
 def _body(data: bytes) -> object:
-    """As `embq.app.serving.app` parses it."""
+    """As `embq.retrieval.serving.app` parses it."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -20,12 +20,12 @@ import pytest
 from PIL import Image
 from starlette.routing import Route
 
-from embq.app.serving import app as app_module
-from embq.app.serving.embeddings import api as api_module
-from embq.app.serving.embeddings.api import EmbeddingApi
-from embq.app.serving.query_images import MAX_SCANNED_PIXELS
 from embq.core.errors import SampleError
 from embq.core.rows.spec import RowSpec
+from embq.retrieval.serving import app as app_module
+from embq.retrieval.serving.embeddings import api as api_module
+from embq.retrieval.serving.embeddings.api import EmbeddingApi
+from embq.retrieval.serving.query_images import MAX_SCANNED_PIXELS
 from embq.worker.embedders.image.headers import JPEG_MAX_SCANNED_PIXELS, check_file, scanned_pixels
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.fleet import launcher
 from embq.core.cards import CARDS, names
 from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
+from embq.core.filter import selection
+from embq.core.filter.condition import Condition
 from embq.core.redaction import MAX_TEXT, cut, masked
-from embq.indexer.filter import selection
-from embq.indexer.filter.condition import Condition
-from embq.indexer.index_files.lists import ListsBytes, read_lists
+from embq.fleet import launcher
+from embq.index.index_files.lists import ListsBytes, read_lists
 from embq.sources.access.patterns import expand_braces, matcher
 from tests.attacks.expressions import ROOT, attacks, call_of, expressions, is_slow
 

@@ -8,7 +8,7 @@ import pytest
 
 from embq.core.storage.objects import ObjectPath
 from embq.core.wire import decimal
-from embq.indexer.index_files import claim
+from embq.index.index_files import claim
 
 NAMES = (
     "²",

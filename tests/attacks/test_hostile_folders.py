@@ -41,7 +41,7 @@ from embq.core.run.run_info import RunInfo, load_run
 from embq.core.settings import Settings
 from embq.core.storage.durable import drop_in
 from embq.core.units import canonical_json
-from embq.indexer.index_files.version import resolve_index
+from embq.index.index_files.version import resolve_index
 from embq.writer.staging import leave_nonce, sweep
 from tests.support.outputs.build import build, file_path, reseal, write_jsonl
 from tests.support.second_reader.checks import verify

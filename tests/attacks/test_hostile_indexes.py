@@ -24,11 +24,8 @@ import pytest
 
 import embq
 from embq.app.cli.entry_point import cli
-from embq.app.indexing.build import index_folder
 from embq.app.local import worker_choices
 from embq.app.output.output import Output
-from embq.app.serving.served_index import ServedIndex
-from embq.app.ui.map.data import LoadedMap
 from embq.app.verbs.run_control import resume
 from embq.core.errors import EmbqError, InputError, OutputError, UsageError
 from embq.core.formats.hdf5_dataset import join_parts
@@ -40,13 +37,16 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import USUAL_BATCH_SIZE, WorkerDefaults, load_run
 from embq.core.run.standing_failures import standing_failures
-from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
-from embq.indexer.change.deletes import delete
-from embq.indexer.collection.opening import open_collection
-from embq.indexer.index_files.files import attempted, read_arrays
-from embq.indexer.index_files.identity import Identity
-from embq.indexer.index_files.version import read_current, resolve_index
-from embq.indexer.searcher import Searcher
+from embq.index.atlas.map_file import MapOptions, make_map, map_path, read_info
+from embq.index.change.deletes import delete
+from embq.index.collection.opening import open_collection
+from embq.index.commands.build import index_folder
+from embq.index.index_files.files import attempted, read_arrays
+from embq.index.index_files.identity import Identity
+from embq.index.index_files.version import read_current, resolve_index
+from embq.index.searcher import Searcher
+from embq.retrieval.serving.served_index import ServedIndex
+from embq.retrieval.ui.map.data import LoadedMap
 from embq.training.classify.failures import FailureList
 from embq.training.data.batch import Failure
 from embq.training.openclip import checkpoints
@@ -494,9 +494,9 @@ def write_map(an_index: Path, path: Path, rows: int, text: str) -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from embq.app.ui.map.data import LoadedMap
+from embq.retrieval.ui.map.data import LoadedMap
 from embq.app.verbs.run_control import resume
-from embq.indexer.atlas.map_file import read_info
+from embq.index.atlas.map_file import read_info
 path = Path(sys.argv[1])
 def peak():  # not that of resource, which begins with the peak of the parent
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
@@ -558,7 +558,7 @@ def test_a_long_text_that_rows_of_an_index_share_is_refused(an_index: Path, tmp_
 
 
 def test_shared_texts_of_an_index_are_given_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embq.indexer.index_files.identity.MOST_TEXT_BYTES", 100_000)
+    monkeypatch.setattr("embq.index.index_files.identity.MOST_TEXT_BYTES", 100_000)
     index = make_index(tmp_path, parts=1)
     name = "x" * 1_000
 
@@ -632,7 +632,7 @@ REPEATED: dict[str, Callable[[int], Any]] = {
 def test_texts_that_rows_of_a_parquet_file_share_are_bounded(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embq.indexer.collection.parquet.REPEATED_BYTES", 10_000_000)
+    monkeypatch.setattr("embq.index.collection.parquet.REPEATED_BYTES", 10_000_000)
     for rows, is_refused in ((90, False), (180, True)):
         root = plain(tmp_path, rows, {"caption": REPEATED[kind](rows)})
         assert (root / "a.parquet").stat().st_size < 20_000
@@ -645,7 +645,7 @@ def test_texts_that_rows_of_a_parquet_file_share_are_bounded(
 
 
 def test_texts_of_their_own_may_be_as_long_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embq.indexer.collection.parquet.REPEATED_BYTES", 1_000)
+    monkeypatch.setattr("embq.index.collection.parquet.REPEATED_BYTES", 1_000)
     texts = [f"{n}" * 10_000 for n in range(100)]
     collection = open_collection(plain(tmp_path, 100, {"caption": pa.array(texts)}))
     assert [row["caption"] for table in collection.read_identity(0, 100) for row in table.to_pylist()] == texts
@@ -664,7 +664,7 @@ def test_delta_encoded_texts_are_bounded(tmp_path: Path) -> None:
 def test_a_list_of_more_values_than_a_file_can_have_is_no_vector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embq.indexer.collection.parquet.INFLATED_VALUES", 1 << 16)
+    monkeypatch.setattr("embq.index.collection.parquet.INFLATED_VALUES", 1 << 16)
     pq.write_table(pa.table({"embedding": [[1.0] * (1 << 20)]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="values in"):
         open_collection(tmp_path)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import embq
-from embq.app.fleet import launcher
-from embq.app.fleet.kubernetes import KubernetesLauncher
-from embq.app.fleet.launcher import FleetMember
-from embq.app.fleet.member import LeftWorker, fleet_folder
-from embq.app.fleet.slurm import SlurmLauncher
-from embq.app.fleet.ssh import read_hosts, ssh_launcher
 from embq.core.errors import AwayError, EmbqError, TryLaterError, UsageError
 from embq.core.process.children import MARK
+from embq.fleet import launcher
+from embq.fleet.kubernetes import KubernetesLauncher
+from embq.fleet.launcher import FleetMember
+from embq.fleet.member import LeftWorker, fleet_folder
+from embq.fleet.slurm import SlurmLauncher
+from embq.fleet.ssh import read_hosts, ssh_launcher
 from embq.training.launch.ssh_connection import HostConnection, watch
 
 ROW = {"name": "devices", "detail": "no card", "fix": "install one"}

@@ -21,18 +21,18 @@ from starlette.routing import Match, Mount, Route
 from starlette.testclient import TestClient
 
 from embq.app.cli.entry_point import run
-from embq.app.serving.app import application
-from embq.app.serving.middleware import AccessRules
-from embq.app.ui.addresses import Values, url
-from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.fleet.sources import sources_of
-from embq.app.ui.rendering import HERE, error_page
-from embq.app.ui.site import Site
 from embq.core.errors import Exit, MalformedError
 from embq.core.networks import HostNames
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commits import Commit
 from embq.core.run.run_info import load_run
+from embq.retrieval.serving.app import application
+from embq.retrieval.serving.middleware import AccessRules
+from embq.retrieval.ui.addresses import Values, url
+from embq.retrieval.ui.fleet.pages import FleetPages
+from embq.retrieval.ui.fleet.sources import sources_of
+from embq.retrieval.ui.rendering import HERE, error_page
+from embq.retrieval.ui.site import Site
 from tests.support.outputs.build import build, reseal, write_jsonl, write_log, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

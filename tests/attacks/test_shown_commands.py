@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embq.indexer.index_files.files import attempted
+from embq.index.index_files.files import attempted
 
 
 def shown(index: Path, **fields: object) -> str:

@@ -15,11 +15,11 @@ import pytest
 
 import embq
 from embq.app.broker_admin.certificates import make
-from embq.app.searching.http_client import Address, fetch_json
-from embq.app.serving import image_url
-from embq.app.serving.http_errors import HttpError
 from embq.app.verbs import services
 from embq.core.errors import EmbqError
+from embq.retrieval.searching.http_client import Address, fetch_json
+from embq.retrieval.serving import image_url
+from embq.retrieval.serving.http_errors import HttpError
 from embq.sources.access import allowed_hosts, filesystems, ranged_reads
 from embq.sources.access.clients import http, webhdfs
 from embq.training.launch import ssh_host

@@ -21,7 +21,7 @@ from embq.core.run.commits import Commit, CommitFiles, seal_of
 from embq.core.run.control import Control, RunState, save_control
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
-from embq.indexer.collection.run import describe_run
+from embq.index.collection.run import describe_run
 from embq.producer.announce import record_of
 from tests.support.outputs.build import go_on, record_path, write_jsonl
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.ui.thumbnails.images import TEXT_KINDS
 from embq.app.verify.findings import Findings
 from embq.app.verify.manifest import Coverage
 from embq.app.verify.source_lines import SLICED
@@ -16,6 +15,7 @@ from embq.core.run.manifest import Manifest
 from embq.producer.enqueue import Request, prepare
 from embq.producer.plan import plan
 from embq.producer.selection import Selection
+from embq.retrieval.ui.thumbnails.images import TEXT_KINDS
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import KINDS
 from embq.sources.unit_reader import read_here

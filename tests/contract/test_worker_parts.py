@@ -30,7 +30,7 @@ from embq.core.rows.arrow_messages import MOST_BYTES, listed_blocks
 from embq.core.run.commit_log import CommitLog
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
-from embq.indexer.collection.run import describe_run
+from embq.index.collection.run import describe_run
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module

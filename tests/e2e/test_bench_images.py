@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.app.bench.image_stages import spread
 from embq.core.units import Unit
+from embq.lab.image_stages import spread
 from examples.demo.collect import photographs
 from tests.e2e.session import called, succeed, write_tar
 

@@ -19,14 +19,14 @@ import pytest
 
 import embq
 from embq.app.cli.entry_point import run
-from embq.app.serving.indices import Indices
-from embq.app.serving.metrics import Metrics
-from embq.app.serving.query_images import QueryImages
-from embq.app.serving.query_models import QueryModels
-from embq.app.serving.search import Search
-from embq.app.serving.served_index import ServedIndex, open_version
 from embq.core.errors import EmbqError, Exit
 from embq.core.rows.spec import RowSpec
+from embq.retrieval.serving.indices import Indices
+from embq.retrieval.serving.metrics import Metrics
+from embq.retrieval.serving.query_images import QueryImages
+from embq.retrieval.serving.query_models import QueryModels
+from embq.retrieval.serving.search import Search
+from embq.retrieval.serving.served_index import ServedIndex, open_version
 from embq.worker.embedders.stub import stub_vector
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build

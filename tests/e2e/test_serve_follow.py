@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from embq.app.cli.entry_point import run
-from embq.app.serving.index_discovery import followed_name, published_below
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
+from embq.retrieval.serving.index_discovery import followed_name, published_below
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.ui.thumbnails.decoder import Decoders
+from embq.retrieval.ui.thumbnails.decoder import Decoders
 from embq.sources.kinds import is_guarded
 from embq.testing.sources import ROWS, Case
 from tests.contract.inputs import CASES
@@ -41,7 +41,7 @@ def test_a_reader_that_starts_slowly_is_charged_to_no_unit(case: Case, tmp_path:
 
 def test_a_decoder_that_starts_slowly_makes_its_thumbnail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", late(tmp_path / "site", "thumbnails.decoder_process")["PYTHONPATH"])
-    monkeypatch.setattr("embq.app.ui.thumbnails.decoder.IMAGE_S", float(STALL_S))
+    monkeypatch.setattr("embq.retrieval.ui.thumbnails.decoder.IMAGE_S", float(STALL_S))
     decoders = Decoders(1)
     try:
         assert decoders.thumbnail(encoded(photograph(), "JPEG"), 16).startswith(b"\xff\xd8")

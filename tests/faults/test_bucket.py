@@ -114,16 +114,16 @@ def test_an_index_in_a_bucket_is_that_of_a_folder_though_everybody_is_killed(
     building.url = "s3://bucket/index"
 
     killed = [
-        crash("embq.indexer.stages.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
-        crash("embq.indexer.stages.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
+        crash("embq.index.stages.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
+        crash("embq.index.stages.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
     ]
     for number in range(2):
         cache = {"XDG_CACHE_HOME": str(tmp_path / f"cache-{number}")}
         cluster.workers(environment={**QUICK_LEASES, **cache}, sabotage=[*counted(building.folder), *killed])
     here = {**QUICK_LEASES, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for moment in (
-        crash("embq.indexer.stages.build:StageSequence.run", tmp_path / "2", match="'merge'"),
-        crash("embq.indexer.index_files.publication:_announce", tmp_path / "3"),
+        crash("embq.index.stages.build:StageSequence.run", tmp_path / "2", match="'merge'"),
+        crash("embq.index.index_files.publication:_announce", tmp_path / "3"),
     ):
         command = building.begin(environment=here, sabotage=[moment])
         assert command.wait(PATIENCE_S) == -9, command.said + cluster.logs()

@@ -13,15 +13,15 @@ from tests.faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding,
 from tests.faults.kit.table import Recovery
 
 MOMENTS = {
-    "between stages": ("embq.indexer.stages.build:StageSequence.run", "before", ", '{stage}', "),
-    "in a unit": ("embq.indexer.stages.process:do", "before", "stage='{stage}', number=0,"),
+    "between stages": ("embq.index.stages.build:StageSequence.run", "before", ", '{stage}', "),
+    "in a unit": ("embq.index.stages.process:do", "before", "stage='{stage}', number=0,"),
     "a unit's file stands, its sidecar not yet": (
-        "embq.indexer.stages.task:_keep",
+        "embq.index.stages.task:_keep",
         "after",
         "stage='{stage}', number=0,",
     ),
     "a unit's sidecar stands, nobody was told": (
-        "embq.indexer.stages.task:perform",
+        "embq.index.stages.task:perform",
         "after",
         "stage='{stage}', number=0,",
     ),
@@ -64,9 +64,9 @@ def test_a_build_that_is_killed_goes_on_with_what_is_not_done(
 
 
 _PUBLISHING = [
-    ("before CURRENT names the new version", "embq.indexer.index_files.publication:write_current", "before"),
-    ("when CURRENT names the new version", "embq.indexer.index_files.publication:write_current", "after"),
-    ("before what nobody needs is swept", "embq.indexer.stages.build:sweep", "before"),
+    ("before CURRENT names the new version", "embq.index.index_files.publication:write_current", "before"),
+    ("when CURRENT names the new version", "embq.index.index_files.publication:write_current", "after"),
+    ("before what nobody needs is swept", "embq.index.stages.build:sweep", "before"),
 ]
 
 
@@ -121,7 +121,7 @@ def test_of_two_builds_in_one_folder_the_second_is_refused(
     make_building: MakeBuilding, undisturbed: Building, tmp_path: Path, recovery: Recovery
 ) -> None:
     building, gate = make_building(), tmp_path / "gate"
-    held = {"at": "embq.indexer.stages.process:do", "match": "stage='add', number=1,", "do": "gate", "gate": str(gate)}
+    held = {"at": "embq.index.stages.process:do", "match": "stage='add', number=1,", "do": "gate", "gate": str(gate)}
     first = building.begin(sabotage=[held])
     await_in(first, Path(f"{gate}.reached").exists)
     second = building.begin()

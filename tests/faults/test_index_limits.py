@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.lists import empty_lists, write_lists
+from embq.index.faiss_module import faiss
+from embq.index.index_files.lists import empty_lists, write_lists
 from tests.faults.kit.disk import SmallDisk
 from tests.faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from tests.faults.kit.table import Recovery

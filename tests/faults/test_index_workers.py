@@ -46,8 +46,8 @@ def test_two_workers_build_the_same_files_though_they_are_killed(
     building, machine = begun_with(
         cluster,
         make_building,
-        crash("embq.indexer.stages.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
-        crash("embq.indexer.stages.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
+        crash("embq.index.stages.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
+        crash("embq.index.stages.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
         crash("embq.worker.index_service:IndexService._claim", tmp_path / "2", when="after", match="'stage': 'truth'"),
         count=2,
     )
@@ -70,7 +70,7 @@ def test_a_gpu_that_faiss_cannot_use_is_left_under_the_same_lease(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:
     building = make_building(broker_url=cluster.broker.url)
-    ended = {"at": "embq.indexer.stages.task:perform", "do": "abort", "match": "'on_gpu': True", "every": True}
+    ended = {"at": "embq.index.stages.task:perform", "do": "abort", "match": "'on_gpu': True", "every": True}
     ended |= {"tally": str(tmp_path / "ended")}
     machine = Cards(tmp_path / "cards", H100).machine(cluster, sabotage=[*counted(building.folder), ended])
     command = building.begin()
@@ -90,7 +90,7 @@ def test_a_broker_that_forgets_everything_is_filled_again_from_the_folder(
 ) -> None:
     gate = tmp_path / "gate"
     held = {
-        "at": "embq.indexer.stages.task:perform",
+        "at": "embq.index.stages.task:perform",
         "match": "stage='add', number=1,",
         "do": "gate",
         "gate": str(gate),
@@ -113,7 +113,7 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
 ) -> None:
     gate = tmp_path / "gate"
     held = {
-        "at": "embq.indexer.stages.task:perform",
+        "at": "embq.index.stages.task:perform",
         "match": "stage='add', number=2,",
         "do": "gate",
         "gate": str(gate),
@@ -133,9 +133,7 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
 def test_a_unit_process_that_stands_still_is_replaced(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:
-    stopped = crash(
-        "embq.indexer.stages.task:perform", tmp_path / "stopped", match="stage='merge', number=0,", do="stop"
-    )
+    stopped = crash("embq.index.stages.task:perform", tmp_path / "stopped", match="stage='merge', number=0,", do="stop")
     building = make_building(broker_url=cluster.broker.url)
     machine = cluster.workers(environment={**QUICK_LEASES, "EMBQ_STALL_S": "4"}, sabotage=stopped)
     command = building.begin(environment=QUICK_LEASES)

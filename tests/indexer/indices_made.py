@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from embq.core.storage.paths import Place
-from embq.indexer.collection.opening import open_collection
-from embq.indexer.index_files.version import Version
-from embq.indexer.plan.build_options import BuildOptions
-from embq.indexer.plan.costs import Speeds
-from embq.indexer.plan.index_plan import make_plan
-from embq.indexer.stages.build import build
-from embq.indexer.stages.runners import InProcess
-from embq.indexer.stages.spec import BuildSpec
-from embq.indexer.stages.units import Sidecar
-from embq.indexer.tune.queries import plan_queries
+from embq.index.collection.opening import open_collection
+from embq.index.index_files.version import Version
+from embq.index.plan.build_options import BuildOptions
+from embq.index.plan.costs import Speeds
+from embq.index.plan.index_plan import make_plan
+from embq.index.stages.build import build
+from embq.index.stages.runners import InProcess
+from embq.index.stages.spec import BuildSpec
+from embq.index.stages.units import Sidecar
+from embq.index.tune.queries import plan_queries
 
 MEMORY_BYTES = 2 << 30
 

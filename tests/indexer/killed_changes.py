@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from embq.core.process.libraries import leave_out_pandas
-from embq.indexer.change.compaction import compact
-from embq.indexer.change.deletes import delete
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.change.compaction import compact
+from embq.index.change.deletes import delete
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, rows, runner
 
 MOMENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "open")

@@ -19,7 +19,7 @@ import pytest
 from embq.app.cli.entry_point import cli, run
 from embq.compat.autofaiss import UNSUPPORTED, build_index, build_index_command
 from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
-from embq.indexer.index_files.files import index_lock
+from embq.index.index_files.files import index_lock
 from tests.indexer.indexes_that_grow import rows
 from tests.support.lazy import lazy
 
@@ -248,12 +248,12 @@ def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("embq.indexer.faiss_file.write_faiss_file", killed)
+        patched.setattr("embq.index.faiss_file.write_faiss_file", killed)
         with pytest.raises(KeyboardInterrupt):
             build("data")
     assert len(list(here.glob(".*"))) == 1
     with monkeypatch.context() as patched:
-        patched.setattr("embq.indexer.stages.runners.InProcess.run", killed)  # all units are done
+        patched.setattr("embq.index.stages.runners.InProcess.run", killed)  # all units are done
         index, _ = build("data")
     assert index.ntotal == 50
     assert sorted(path.name for path in here.iterdir()) == ["data", "index_infos.json", "knn.index"]

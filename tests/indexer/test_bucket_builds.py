@@ -18,12 +18,12 @@ import embq
 from embq.app.cli.entry_point import run
 from embq.core.errors import AwayError, Exit, TryLaterError
 from embq.core.storage.objects import ObjectPath
-from embq.indexer.index_files import claim, remote
-from embq.indexer.index_files.files import LOCK, File, index_lock, to_json
-from embq.indexer.index_files.publication import _announce, settle
-from embq.indexer.index_files.version import Version, find_current, read_current
-from embq.indexer.stages.report import PICTURE
-from embq.indexer.stages.units import IndexUnit, Sidecar, find
+from embq.index.index_files import claim, remote
+from embq.index.index_files.files import LOCK, File, index_lock, to_json
+from embq.index.index_files.publication import _announce, settle
+from embq.index.index_files.version import Version, find_current, read_current
+from embq.index.stages.report import PICTURE
+from embq.index.stages.units import IndexUnit, Sidecar, find
 from tests.indexer.indexes_that_grow import add_part, rows
 from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
@@ -122,8 +122,8 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
         read.append(file.path)
         return remote.copied(index, file, folder)
 
-    monkeypatch.setattr("embq.indexer.stages.build_dir.sent", sent)
-    monkeypatch.setattr("embq.indexer.stages.build_dir.copied", copied)
+    monkeypatch.setattr("embq.index.stages.build_dir.sent", sent)
+    monkeypatch.setattr("embq.index.stages.build_dir.copied", copied)
     assert built(data, url) == Exit.DONE
     assert not [path for path in read if "/add-" in path and path.startswith("_work/")]
     assert_equal(url, wanted)
@@ -162,7 +162,7 @@ def requests_of(data: Path, url: ObjectPath) -> int:
 def test_a_build_that_is_killed_at_any_request_goes_on_and_ends_equal(
     data: Path, url: ObjectPath, wanted: Version, shares: Sequence[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embq.indexer.stages.report.draw_report", lambda infos, tuning, path: path.touch())
+    monkeypatch.setattr("embq.index.stages.report.draw_report", lambda infos, tuning, path: path.touch())
     count = requests_of(data, url / "undisturbed")
     monkeypatch.setattr(claim, "STALE_S", 0.0)
     for number, share in enumerate(shares):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.template import Template
-from embq.indexer.stages.training import kmeans
+from embq.index.faiss_module import faiss
+from embq.index.index_files.template import Template
+from embq.index.stages.training import kmeans
 
 DIM, LISTS = 16, 32
 POINTS = np.random.default_rng(3).normal(size=(2_000, DIM)).astype(np.float32)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from embq.core.errors import OutputError, TryLaterError
-from embq.indexer import searcher
-from embq.indexer.change.compaction import compact
-from embq.indexer.change.deletes import delete
-from embq.indexer.index_files.files import index_lock
-from embq.indexer.index_files.version import current_name, read_current
-from embq.indexer.searcher import Searcher
+from embq.index import searcher
+from embq.index.change.compaction import compact
+from embq.index.change.deletes import delete
+from embq.index.index_files.files import index_lock
+from embq.index.index_files.version import current_name, read_current
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
 CHANGES = Path(__file__).with_name("killed_changes.py")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embq.indexer.plan.codecs import codec
-from embq.indexer.stages.training import kmeans, list_space, product_words, settle, train_codes
+from embq.index.plan.codecs import codec
+from embq.index.stages.training import kmeans, list_space, product_words, settle, train_codes
 from tests.support.lazy import lazy
 
 faiss = lazy("faiss")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from embq.core.errors import InputError
-from embq.indexer.collection.opening import Collection, open_collection
-from embq.indexer.index_files.files import from_json, to_json
+from embq.index.collection.opening import Collection, open_collection
+from embq.index.index_files.files import from_json, to_json
 from tests.indexer.collections_made import DIM, KINDS, ROWS
 
 

@@ -17,7 +17,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.storage import object_clients
 from embq.core.storage.paths import place
-from embq.indexer.collection.opening import Collection, open_collection
+from embq.index.collection.opening import Collection, open_collection
 from tests.indexer.collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 

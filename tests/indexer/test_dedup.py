@@ -18,11 +18,11 @@ import pytest
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit, InputError
 from embq.core.rows.spec import RowSpec
-from embq.indexer.change.deletes import delete
-from embq.indexer.dedup.dedup import duplicate_ids
-from embq.indexer.dedup.stages import connect, spanning
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.change.deletes import delete
+from embq.index.dedup.dedup import duplicate_ids
+from embq.index.dedup.stages import connect, spanning
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import add_part, copy_of, grown, litter, make_index, rows
 from tests.support.outputs.build import build, write_jsonl
 
@@ -183,7 +183,7 @@ def test_a_file_of_groups_is_for_its_own_rows_only(base: Path, tmp_path: Path) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from embq.indexer.dedup import stages
+from embq.index.dedup import stages
 from embq.app.cli.entry_point import run
 original, count = stages.near_pairs, [0]
 def near_pairs(*given):
@@ -192,7 +192,7 @@ def near_pairs(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*given)
 stages.near_pairs = near_pairs
-from embq.indexer.dedup import dedup
+from embq.index.dedup import dedup
 dedup.UNIT_ROWS = 700
 run(["index", "dedup", sys.argv[1], "--threshold", sys.argv[2], "--quiet"])
 """
@@ -209,7 +209,7 @@ def test_a_killed_deduplication_goes_on(base: Path, tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL  # in the third unit: the first is not done again
     assert done.stat().st_mtime_ns == stamp
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embq.indexer.dedup.dedup.UNIT_ROWS", 700)
+        patch.setattr("embq.index.dedup.dedup.UNIT_ROWS", 700)
         assert dedup(index) == dedup(other) == Exit.DONE
     assert pq.read_table(groups_of(index)) == pq.read_table(groups_of(other))
     assert litter(index) == [groups_of(index).parent.name]

@@ -15,11 +15,11 @@ import pytest
 from embq.app.cli import entry_point
 from embq.core.errors import Exit, InputError, OutputError, UsageError
 from embq.core.rows.spec import RowSpec
-from embq.indexer.change.deletes import delete
-from embq.indexer.faiss_file import _Source, write_faiss_file
-from embq.indexer.index_files.lists import ListsBytes
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.change.deletes import delete
+from embq.index.faiss_file import _Source, write_faiss_file
+from embq.index.index_files.lists import ListsBytes
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from embq.worker.embedders.stub import stub_vector
 from tests.indexer.indexes_that_grow import DIM, add_part, grown, make_index, rows
 from tests.support.lazy import lazy
@@ -147,7 +147,7 @@ def test_there_are_no_more_shards_than_lists_with_rows(tmp_path: Path) -> None:
 
 def test_lists_are_copied_in_pieces(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_faiss_file(index, tmp_path / "whole.index")
-    monkeypatch.setattr("embq.indexer.faiss_file.COPY_BYTES", 100)
+    monkeypatch.setattr("embq.index.faiss_file.COPY_BYTES", 100)
     write_faiss_file(index, tmp_path / "pieces.index")
     assert (tmp_path / "pieces.index").read_bytes() == (tmp_path / "whole.index").read_bytes()
 

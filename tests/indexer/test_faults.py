@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embq.indexer.collection.collection import faults
+from embq.index.collection.collection import faults
 
 
 def test_vectors_that_are_not_finite_or_all_zero_are_found() -> None:

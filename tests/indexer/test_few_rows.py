@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from embq.app.cli.entry_point import run
-from embq.indexer.searcher import Searcher
+from embq.index.searcher import Searcher
 from tests.support.outputs.build import build, write_jsonl
 
 

@@ -15,15 +15,15 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import EmbqError, InputError, UsageError
-from embq.indexer.change.compaction import compact
-from embq.indexer.change.deletes import delete
-from embq.indexer.collection.parts import NAMES
-from embq.indexer.filter import selection
-from embq.indexer.filter.columns import column_values
-from embq.indexer.filter.condition import OPS, Condition, read_condition
-from embq.indexer.filter.selection import Selection, Selections
-from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
-from embq.indexer.searcher import Searcher
+from embq.core.filter import selection
+from embq.core.filter.condition import OPS, Condition, read_condition
+from embq.index.change.compaction import compact
+from embq.index.change.deletes import delete
+from embq.index.collection.parts import NAMES
+from embq.index.filter.columns import column_values
+from embq.index.filter.selection import Selection, Selections
+from embq.index.index_files.identity import BATCH_ROWS, Identity, write_identity
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import DIM, Quiet, add_part, copy_of, grown, make_index, rows, runner
 from tests.indexer.indices_made import index_of
 

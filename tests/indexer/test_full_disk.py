@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from embq.core.errors import OutputError
-from embq.indexer.atlas.map_file import MapOptions, make_map
-from embq.indexer.change.compaction import compact
-from embq.indexer.change.deletes import delete
-from embq.indexer.dedup.dedup import dedup, make_spec
-from embq.indexer.faiss_file import write_faiss_file
-from embq.indexer.index_files.files import NO_ROOM_BYTES, disk_error, index_lock, write_current
-from embq.indexer.index_files.identity import write_identity
-from embq.indexer.index_files.version import read_current
+from embq.index.atlas.map_file import MapOptions, make_map
+from embq.index.change.compaction import compact
+from embq.index.change.deletes import delete
+from embq.index.dedup.dedup import dedup, make_spec
+from embq.index.faiss_file import write_faiss_file
+from embq.index.index_files.files import NO_ROOM_BYTES, disk_error, index_lock, write_current
+from embq.index.index_files.identity import write_identity
+from embq.index.index_files.version import read_current
 from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 from tests.support.full_disk import refusals
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from embq.core.errors import InputError
-from embq.indexer.collection.opening import open_collection
-from embq.indexer.collection.parts import NAMES
-from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
+from embq.index.collection.opening import open_collection
+from embq.index.collection.parts import NAMES
+from embq.index.index_files.identity import BATCH_ROWS, Identity, write_identity
 from tests.indexer.collections_made import KINDS, ROWS
 
 

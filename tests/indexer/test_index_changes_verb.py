@@ -16,8 +16,8 @@ import pytest
 import embq
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import add_part, rows
 
 

@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from embq.core.errors import InputError
-from embq.indexer.change.compaction import compact, due
-from embq.indexer.change.deletes import delete, deleted_bits
-from embq.indexer.change.growth import holds
-from embq.indexer.collection.opening import open_collection
-from embq.indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.change.compaction import compact, due
+from embq.index.change.deletes import delete, deleted_bits
+from embq.index.change.growth import holds
+from embq.index.collection.opening import open_collection
+from embq.index.index_files.lists import empty_lists, is_set, read_lists, write_lists
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from tests.indexer.indexes_that_grow import (
     ASKED,
     DIM,

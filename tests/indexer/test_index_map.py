@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from embq.indexer.atlas.map_file import MapOptions, make_map, map_path
-from embq.indexer.atlas.projection import reduce
-from embq.indexer.change.deletes import delete
+from embq.index.atlas.map_file import MapOptions, make_map, map_path
+from embq.index.atlas.projection import reduce
+from embq.index.change.deletes import delete
 from tests.indexer.indexes_that_grow import add_part, grown, make_index, rows
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bench.index_scoring import mean_recall_with_ties
-from embq.indexer.tune.recall import Truth, hits, mean_recall, recall
-from embq.indexer.tune.truth import merged, nearest
+from embq.index.tune.recall import Truth, hits, mean_recall, recall
+from embq.index.tune.truth import merged, nearest
 
 
 def truth(ids: list[list[int]], scores: list[list[float]]) -> Truth:

@@ -12,8 +12,8 @@ import pytest
 
 from embq.app.cli import entry_point
 from embq.core.errors import Exit
-from embq.indexer.index_files.version import read_current
-from embq.indexer.stages.report import NO_LINE, NO_PICTURE, plain, summary
+from embq.index.index_files.version import read_current
+from embq.index.stages.report import NO_LINE, NO_PICTURE, plain, summary
 
 ROWS, DIM = 1_500, 24
 

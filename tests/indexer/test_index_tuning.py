@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from embq.core.errors import InputError, UsageError
-from embq.indexer.collection.opening import Collection, open_collection
-from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.files import from_json, to_json
-from embq.indexer.stages.report_picture import _draw_sets, draw_report
-from embq.indexer.tune.points import Goal, Point, Scores, Setting, Tuning
-from embq.indexer.tune.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
-from embq.indexer.tune.recall import Truth, mean_recall
-from embq.indexer.tune.sweep import K_FACTORS
-from embq.indexer.tune.truth import block_truth, nearest, read_truth
-from embq.indexer.tune.tuning import tune_search
+from embq.index.collection.opening import Collection, open_collection
+from embq.index.faiss_module import faiss, set_threads
+from embq.index.index_files.files import from_json, to_json
+from embq.index.stages.report_picture import _draw_sets, draw_report
+from embq.index.tune.points import Goal, Point, Scores, Setting, Tuning
+from embq.index.tune.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
+from embq.index.tune.recall import Truth, mean_recall
+from embq.index.tune.sweep import K_FACTORS
+from embq.index.tune.truth import block_truth, nearest, read_truth
+from embq.index.tune.tuning import tune_search
 
 ROWS, DIM, NLIST = 6_000, 24, 64
 

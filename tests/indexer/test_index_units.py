@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from embq.core.errors import InputError, OutputError
-from embq.indexer.index_files.files import disk_error, to_json
-from embq.indexer.stages.build_dir import BuildDir
-from embq.indexer.stages.task import StageResult, Task, perform
-from embq.indexer.stages.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
+from embq.index.index_files.files import disk_error, to_json
+from embq.index.stages.build_dir import BuildDir
+from embq.index.stages.task import StageResult, Task, perform
+from embq.index.stages.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embq.indexer.stages.training import kmeans
+from embq.index.stages.training import kmeans
 
 POINTS = np.random.default_rng(3).normal(size=(2_000, 16)).astype(np.float32)
 

@@ -18,7 +18,7 @@ import pytest
 from embq.app.export.export import ExportOptions, export
 from embq.core.errors import InputError, UsageError
 from embq.core.rows.spec import RowSpec
-from embq.indexer.collection.opening import Collection, open_collection
+from embq.index.collection.opening import Collection, open_collection
 from tests.indexer.collections_made import (
     DIM,
     ROWS,

@@ -10,12 +10,12 @@ import pytest
 
 from embq.core.errors import EmbqError, InputError, UsageError
 from embq.core.service.progress_line import size_text
-from embq.indexer.index_files.files import from_json, to_json
-from embq.indexer.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
-from embq.indexer.plan.codec_choices import codec_choices
-from embq.indexer.plan.codecs import Codec, codec
-from embq.indexer.plan.costs import Speeds, measure_speeds
-from embq.indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
+from embq.index.index_files.files import from_json, to_json
+from embq.index.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
+from embq.index.plan.codec_choices import codec_choices
+from embq.index.plan.codecs import Codec, codec
+from embq.index.plan.costs import Speeds, measure_speeds
+from embq.index.plan.index_plan import IndexPlan, describe_plan, make_plan
 
 SPEEDS = Speeds(gflops=50.0, disk_bytes_s=500e6, cores=2)
 MB = 1 << 20

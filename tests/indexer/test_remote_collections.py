@@ -14,8 +14,8 @@ import pytest
 from embq.app.cli.entry_point import run
 from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit, InputError, SourceError, UsageError
-from embq.indexer.collection.opening import Collection, open_collection, rows_now
-from embq.indexer.searcher import Searcher
+from embq.index.collection.opening import Collection, open_collection, rows_now
+from embq.index.searcher import Searcher
 from tests.indexer.collections_made import DIM, KINDS, wanted_vectors
 from tests.support.servers.storage import HttpServer, http_server
 
@@ -97,7 +97,7 @@ def test_a_large_file_of_a_server_without_ranges_is_refused(tmp_path: Path, monk
         server.ranges = False
         collection = open_collection(f"{server.url}/a.npy")
         assert np.array_equal(read(collection)[0], matrix)
-        monkeypatch.setattr("embq.indexer.collection.remote.WHOLE_BYTES", 4 << 20)
+        monkeypatch.setattr("embq.index.collection.remote.WHOLE_BYTES", 4 << 20)
         with pytest.raises(SourceError, match="sends no ranges") as refused:
             read(collection)
         assert "knows ranges" in refused.value.next_step

@@ -17,15 +17,15 @@ import pytest
 
 import embq
 from embq.app.cli.entry_point import run
-from embq.app.serving import served_index
-from embq.app.serving.index_discovery import named_indices
-from embq.app.serving.served_index import ServedIndex, collection_rows, open_version
 from embq.core.errors import ConfigError, Exit, InputError, OutputError, TryLaterError, UsageError
 from embq.core.storage.objects import ObjectPath
-from embq.indexer.change.deletes import delete
-from embq.indexer.index_files import remote
-from embq.indexer.index_files.remote import IN_USE_S, fetched
-from embq.indexer.index_files.version import Version, read_current
+from embq.index.change.deletes import delete
+from embq.index.index_files import remote
+from embq.index.index_files.remote import IN_USE_S, fetched
+from embq.index.index_files.version import Version, read_current
+from embq.retrieval.serving import served_index
+from embq.retrieval.serving.index_discovery import named_indices
+from embq.retrieval.serving.served_index import ServedIndex, collection_rows, open_version
 from tests.indexer.indexes_that_grow import copy_of, make_index, rows
 from tests.support.full_disk import refusals
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embq.indexer.index_files import rows as rows_files
+from embq.index.index_files import rows as rows_files
 
 DIM, ROWS = 64, 1_000
 SMAPS = Path("/proc/self/smaps")

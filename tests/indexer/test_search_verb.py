@@ -13,10 +13,10 @@ import pytest
 
 import embq
 from embq.app.cli.entry_point import run
-from embq.app.searching.embedding import QueryEmbedder
 from embq.core.errors import EmbqError, Exit, InputError, ModelError
 from embq.core.rows.spec import RowSpec
-from embq.indexer.index_files.version import read_current
+from embq.index.index_files.version import read_current
+from embq.retrieval.searching.embedding import QueryEmbedder
 from embq.worker.embedders.stub import stub_vector
 from tests.indexer.collections_made import DIM, run_of, wanted_vectors, write_inputs
 from tests.indexer.indices_made import index_of
@@ -295,7 +295,7 @@ def test_importing_embq_imports_no_more_than_before() -> None:
 
 def test_a_question_imports_none_of_the_libraries_that_it_does_not_need(out: Path) -> None:
     script = (
-        "import sys; import embq.app.cli.entry_point, embq.app.verbs.search; assert 'numpy' not in sys.modules;"
+        "import sys; import embq.app.cli.entry_point, embq.retrieval.verbs.search; assert 'numpy' not in sys.modules;"
         "status = embq.app.cli.entry_point.run(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(status)"
     )
     arguments = [sys.executable, "-c", script, "search", str(out), "words", "--json"]
@@ -433,7 +433,7 @@ def test_a_folder_of_embeddings_names_no_model_and_is_asked_by_vectors_and_ids(t
 
 def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from embq.app.searching.embedding import QueryEmbedder
+    from embq.retrieval.searching.embedding import QueryEmbedder
 
     spec = f"hf:{tmp_path / 'gone'}"
     model = {"spec": spec, "modalities": ["text"], "precision": "fp32"}
@@ -445,7 +445,7 @@ def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tm
 
 
 def test_an_image_for_rows_of_a_model_of_texts_is_refused(tmp_path: Path) -> None:
-    from embq.app.searching.embedding import QueryEmbedder
+    from embq.retrieval.searching.embedding import QueryEmbedder
 
     embedder = QueryEmbedder.open(
         {

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from embq.app.cli.entry_point import run
-from embq.app.serving.served_index import collection_rows
 from embq.core.errors import Exit, InputError
-from embq.indexer.collection.opening import Collection, open_collection
-from embq.indexer.searcher import Searcher
+from embq.index.collection.opening import Collection, open_collection
+from embq.index.searcher import Searcher
+from embq.retrieval.serving.served_index import collection_rows
 from tests.indexer.collections_made import DIM, KINDS, ROWS, run_of, wanted_vectors
 
 

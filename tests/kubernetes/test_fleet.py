@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from embq.app.fleet.kubernetes import KubernetesLauncher
 from embq.core.errors import Exit
 from embq.core.process.children import MARK
+from embq.fleet.kubernetes import KubernetesLauncher
 from tests.e2e.check import check_complete
 from tests.e2e.session import await_in, closed, committed, process_ended
 from tests.e2e.test_fleet_launchers import DIM, QUICK, UNITS, Box, box

@@ -8,14 +8,14 @@ import pytest
 
 import embq
 from embq.app.cli.entry_point import run
-from embq.app.searching.query import Result
-from embq.app.ui.map.data import LoadedMap
 from embq.core.errors import Exit
 from embq.core.rows.metadata import INDEX_COLUMNS, RESERVED
 from embq.core.rows.spec import RowSpec
 from embq.core.run.run_info import load_run
-from embq.indexer.atlas.map_file import OWN, MapOptions, make_map, map_path
+from embq.index.atlas.map_file import OWN, MapOptions, make_map, map_path
 from embq.integrations.retrieval import fields_of
+from embq.retrieval.searching.query import Result
+from embq.retrieval.ui.map.data import LoadedMap
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 

@@ -16,10 +16,10 @@ import pytest
 
 from embq.app.cli import entry_point
 from embq.core.rows.spec import RowSpec
-from embq.indexer.change.deletes import delete
-from embq.indexer.faiss_file import write_faiss_file
-from embq.indexer.index_files.version import read_current
-from embq.indexer.searcher import Searcher
+from embq.index.change.deletes import delete
+from embq.index.faiss_file import write_faiss_file
+from embq.index.index_files.version import read_current
+from embq.index.searcher import Searcher
 from tests.support.outputs.build import build, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.servers.tls import free_ports

@@ -24,8 +24,8 @@ PHRASES = re.compile(
 )
 ALLOWED = {
     ("embq/core/queue/heartbeats.py", "whole"): "a field of the reports that workers send",
-    ("embq/indexer/stages/spec.py", "asked"): "a field of build.json",
-    ("embq/indexer/tune/points.py", "found"): "a field of infos.json",
+    ("embq/index/stages/spec.py", "asked"): "a field of build.json",
+    ("embq/index/tune/points.py", "found"): "a field of infos.json",
     ("embq/core/storage/hashing.py", "tell"): "a method of every file",
     ("embq/core/storage/objects.py", "tell"): "a method of every file",
 }

@@ -14,18 +14,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from embq.app.cli.entry_point import run
-from embq.app.serving.app import application
-from embq.app.serving.middleware import AccessRules
-from embq.app.ui.fleet import pages
-from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.fleet.sources import sources_of
-from embq.app.ui.rendering import StaticFilesOfPages, error_page
-from embq.app.ui.site import Site
 from embq.core.errors import Exit
 from embq.core.networks import HostNames
 from embq.core.rows.metadata import INDEX_COLUMNS, RESERVED
 from embq.core.rows.spec import RowSpec
 from embq.core.run.run_info import load_run
+from embq.retrieval.serving.app import application
+from embq.retrieval.serving.middleware import AccessRules
+from embq.retrieval.ui.fleet import pages
+from embq.retrieval.ui.fleet.pages import FleetPages
+from embq.retrieval.ui.fleet.sources import sources_of
+from embq.retrieval.ui.rendering import StaticFilesOfPages, error_page
+from embq.retrieval.ui.site import Site
 from tests.support.outputs.build import build, write_folder, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

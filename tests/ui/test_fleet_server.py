@@ -23,14 +23,6 @@ import pytest
 import redis
 from starlette.requests import Request
 
-from embq.app.serving.http_errors import HttpError
-from embq.app.ui.fleet.fragments import Fragments, limit_sentence, top_line
-from embq.app.ui.fleet.history import Histories, charts
-from embq.app.ui.fleet.live import MOST_STREAMS, Live
-from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.fleet.run_list import RunQuery
-from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
-from embq.app.ui.fleet.sources import BrokerSource, FolderSource, SeenBuild
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit, OutputError
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
@@ -44,7 +36,15 @@ from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
 from embq.core.storage.durable import try_lock
 from embq.core.units import Failure
-from embq.indexer.index_files.files import index_lock, note
+from embq.index.index_files.files import index_lock, note
+from embq.retrieval.serving.http_errors import HttpError
+from embq.retrieval.ui.fleet.fragments import Fragments, limit_sentence, top_line
+from embq.retrieval.ui.fleet.history import Histories, charts
+from embq.retrieval.ui.fleet.live import MOST_STREAMS, Live
+from embq.retrieval.ui.fleet.pages import FleetPages
+from embq.retrieval.ui.fleet.run_list import RunQuery
+from embq.retrieval.ui.fleet.snapshot import FleetSnapshot, Sampler
+from embq.retrieval.ui.fleet.sources import BrokerSource, FolderSource, SeenBuild
 from examples.demo.collect import photographs
 from tests.e2e.served import Server, served
 from tests.e2e.session import run_of, started

@@ -16,13 +16,13 @@ import pytest
 import embq
 from embq.app.cli.entry_point import run
 from embq.app.cli.id_file import read_ids
-from embq.app.ui.map.embedding_atlas import address
 from embq.core.errors import EmbqError, Exit, InputError
 from embq.core.rows.spec import RowSpec
-from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
-from embq.indexer.atlas.projection import plane
-from embq.indexer.index_files.files import index_lock
-from embq.indexer.index_files.version import read_current
+from embq.index.atlas.map_file import MapOptions, make_map, map_path, read_info
+from embq.index.atlas.projection import plane
+from embq.index.index_files.files import index_lock
+from embq.index.index_files.version import read_current
+from embq.retrieval.ui.map.embedding_atlas import address
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
@@ -82,7 +82,7 @@ def test_the_place_of_a_label_is_among_the_points_of_its_cluster(
     turns = np.linspace(0.0, 2 * np.pi, 3 * EACH)
     ring = 10 * np.column_stack([np.cos(turns), np.sin(turns)])
     drawn = (ring if shape == "ring" else np.where(ring > 0, 10.0, -10.0) + 0.01 * ring).astype(np.float32)
-    monkeypatch.setattr("embq.indexer.atlas.map_file.plane", lambda *_: drawn)
+    monkeypatch.setattr("embq.index.atlas.map_file.plane", lambda *_: drawn)
     index = build_index(root, output="text", to=tmp_path / "index")
     info, _ = make_map(index, MapOptions())
     cluster = pq.read_table(map_path(index))["cluster"].to_numpy()
@@ -315,9 +315,9 @@ def test_neighbours_stay_neighbours_also_where_landmarks_are_drawn_alone(monkeyp
     points = np.ascontiguousarray(points @ np.linalg.svd(points)[2].T, np.float32)
     at_best = trustworthiness(points, plane(points, "pca", 1)) + 0.1
     assert trustworthiness(points, plane(points, "umap", 1)) > at_best
-    monkeypatch.setattr("embq.indexer.atlas.layout.LANDMARKS", 300)
+    monkeypatch.setattr("embq.index.atlas.layout.LANDMARKS", 300)
     for exactly in (600, 500):
-        monkeypatch.setattr("embq.indexer.atlas.layout.SEARCHED_EXACTLY", exactly)
+        monkeypatch.setattr("embq.index.atlas.layout.SEARCHED_EXACTLY", exactly)
         assert trustworthiness(points, plane(points, "umap", 1)) > at_best
 
 

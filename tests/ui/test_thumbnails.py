@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from embq.app.serving.middleware import client_of
-from embq.app.serving.unread_answers import MOST_UNREAD, CountedResponse
-from embq.app.ui.thumbnails import decoder, decoder_process, images, routes
-from embq.app.ui.thumbnails.images import Images
 from embq.producer.retry import FailureFilter, retry
+from embq.retrieval.serving.middleware import client_of
+from embq.retrieval.serving.unread_answers import MOST_UNREAD, CountedResponse
+from embq.retrieval.ui.thumbnails import decoder, decoder_process, images, routes
+from embq.retrieval.ui.thumbnails.images import Images
 from tests.support.archives import tar_of
 from tests.support.outputs.build import build, go_on, write_folder, write_tar
 from tests.support.outputs.index import build_index
@@ -514,7 +514,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(serve: Serve, served: S
 
 
 def test_the_pages_need_no_pillow() -> None:
-    without = "import sys; sys.modules['PIL'] = None; import embq.app.ui.site"
+    without = "import sys; sys.modules['PIL'] = None; import embq.retrieval.ui.site"
     subprocess.run([sys.executable, "-c", without], check=True, timeout=120)
 
 

@@ -16,12 +16,12 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from embq.app.cli.entry_point import run
-from embq.app.serving import server
-from embq.app.serving.app import Serving, application
-from embq.app.serving.middleware import AccessRules
-from embq.app.ui.thumbnails.routes import Thumbnails
 from embq.core.errors import Exit
 from embq.core.networks import HostNames
+from embq.retrieval.serving import server
+from embq.retrieval.serving.app import Serving, application
+from embq.retrieval.serving.middleware import AccessRules
+from embq.retrieval.ui.thumbnails.routes import Thumbnails
 from tests.support.picture_files import encoded
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]

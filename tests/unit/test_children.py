@@ -26,8 +26,8 @@ from embq.core.errors import (
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
-from embq.indexer.stages.process import answer
-from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
+from embq.index.stages.process import answer
+from embq.index.stages.units import STAGE_MODULES, IndexUnit, Sidecar
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_process import client
 from tests.support.waiting import has_ended, wait_until
@@ -55,7 +55,7 @@ def test_a_child_that_ends_itself_does_so_though_its_input_stays_open(tmp_path: 
         tmp_path,
         f"""
 from embq.core.process.children import JsonChild
-child = JsonChild("-m", "embq.indexer.stages.process", TMPDIR={str(tmp_path)!r})
+child = JsonChild("-m", "embq.index.stages.process", TMPDIR={str(tmp_path)!r})
 child.send({{}})
 assert "error" in child.answer(60.0)
 """,
@@ -153,10 +153,8 @@ def test_a_step_of_an_index_that_fails_is_answered_with_its_error(raised: Except
 
 PROGRAMS = {
     **{f"reader of {kind}": (client.SERVER, kind) for kind in (*SOURCES, "no such kind")},
-    "decoder": (("-m", "embq.app.ui.thumbnails.decoder_process", "60"), ""),
-    **{
-        f"index, {stage}": (("-m", "embq.indexer.stages.process"), stage) for stage in (*STAGE_MODULES, "no such stage")
-    },
+    "decoder": (("-m", "embq.retrieval.ui.thumbnails.decoder_process", "60"), ""),
+    **{f"index, {stage}": (("-m", "embq.index.stages.process"), stage) for stage in (*STAGE_MODULES, "no such stage")},
 }
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.bench import conduct, experiments
-from embq.app.bench.outcomes import (
+from embq.core import benchmark_record
+from embq.core.errors import InputError, OutputError, UsageError
+from embq.core.service.progress_line import ProgressLine
+from embq.lab import conduct, experiments
+from embq.lab.outcomes import (
     Condition,
     ConditionOutcome,
     ExperimentResult,
@@ -22,13 +25,10 @@ from embq.app.bench.outcomes import (
     condition_figures,
     time_text,
 )
-from embq.app.bench.services import Setup, memory_mb, share_of, write_records
-from embq.app.bench.statistics import Measured, days_for, number, together, unit_cost
-from embq.app.bench.texts import texts_for
-from embq.app.bench.trials import Progress, check_records
-from embq.core import benchmark_record
-from embq.core.errors import InputError, OutputError, UsageError
-from embq.core.service.progress_line import ProgressLine
+from embq.lab.services import Setup, memory_mb, share_of, write_records
+from embq.lab.statistics import Measured, days_for, number, together, unit_cost
+from embq.lab.texts import texts_for
+from embq.lab.trials import Progress, check_records
 from tests.support.fakes.nvml import Card, fake_nvml
 
 CORPUS = 20_648_877
@@ -345,7 +345,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "embq.app.bench.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "embq.lab.plots", raising=False)
     assert conduct.draw(accounts()[0], tmp_path, model="stub:8, fp32") == []
     assert "pip install 'embq[bench]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

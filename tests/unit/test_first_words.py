@@ -9,11 +9,11 @@ import pytest
 import embq
 from embq.app.cli.entry_point import VERBS, cli, run
 from embq.app.cli.sections import FOREIGN_OPTIONS
-from embq.app.searching.query import Answer, Query
 from embq.core.errors import Exit, ModelError
 from embq.core.model_names import suggestions
 from embq.core.models import FAMILIES, ModelSpec
 from embq.producer.model_args import asked_models
+from embq.retrieval.searching.query import Answer, Query
 from embq.worker.embedders.lookup import check_open_clip, open_clip_architectures, open_clip_weights
 
 
@@ -200,7 +200,7 @@ def test_words_of_a_search_are_one_text(monkeypatch: pytest.MonkeyPatch, capsys:
         asked.append(query.text)
         return Answer(results=[], timing={})
 
-    monkeypatch.setattr("embq.app.verbs.search._search", note)
+    monkeypatch.setattr("embq.retrieval.verbs.search._search", note)
     for words in (["a b c"], ["a", "b", "c"], ["a", "-k", "3", "b", "c"], ["--", "a", "b", "c"], []):
         run(["search", "out", *words])
     capsys.readouterr()

@@ -10,10 +10,10 @@ from embq.app.doctor.fleet_checks import device_checks
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.fleet import FleetStatus
 from embq.app.status.run_monitor import WINDOW_S, CommitPace
-from embq.app.ui.fleet.machines import CARDS, MachineMemory
-from embq.app.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.core.run.commits import CommittedUnit
+from embq.retrieval.ui.fleet.machines import CARDS, MachineMemory
+from embq.retrieval.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
 from embq.worker.supervisor.devices import Gpu
 
 

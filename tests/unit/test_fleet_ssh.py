@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.fleet.ssh import away, read_hosts, ssh_launcher, ssh_line, words
 from embq.core.errors import ConfigError, UsageError
+from embq.fleet.ssh import away, read_hosts, ssh_launcher, ssh_line, words
 
 
 @pytest.mark.parametrize("act", ["drain", "remove", "states"])

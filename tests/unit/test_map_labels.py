@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embq.app.ui.map.data import inside
-from embq.indexer.atlas.labels import labels
+from embq.index.atlas.labels import labels
+from embq.retrieval.ui.map.data import inside
 
 
 def test_a_label_has_the_words_of_its_cluster_and_none_of_the_language() -> None:

@@ -186,8 +186,8 @@ def test_damaged_weights_are_told_by_the_library(damage: str, folders: dict[str,
 
 
 def test_a_note_with_another_fingerprint_than_the_rows_is_not_believed(folders: dict[str, Path], cache: Path) -> None:
-    from embq.app.searching.embedding import QueryEmbedder
     from embq.core.rows.spec import RowSpec
+    from embq.retrieval.searching.embedding import QueryEmbedder
 
     rows = config(f"st:{folders['cls']}")
     _, fingerprint = asked(rows)

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embq.app.services.service import FRESH_S, Exposition
 from embq.app.services.worker_metrics import CounterTotals
-from embq.app.serving.metrics import STEPS, Metrics, Steps
 from embq.core.errors import UnwellError
 from embq.core.service.metrics import (
     EVERY_SERVICE,
@@ -29,6 +28,7 @@ from embq.core.service.metrics import (
     MetricSamples,
     Role,
 )
+from embq.retrieval.serving.metrics import STEPS, Metrics, Steps
 from tests.support.fakes.clock import FakeClock
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embq.app.serving.embeddings.loading import Loaded
-from embq.app.serving.embeddings.model import ServedModel
-from embq.app.serving.embeddings.passes import TURN_TEXTS, Passes
-from embq.app.serving.metrics import Metrics
 from embq.core.errors import DeviceError
 from embq.core.models import ModelConfig
+from embq.retrieval.serving.embeddings.loading import Loaded
+from embq.retrieval.serving.embeddings.model import ServedModel
+from embq.retrieval.serving.embeddings.passes import TURN_TEXTS, Passes
+from embq.retrieval.serving.metrics import Metrics
 from embq.worker.embedders.base import padded_tokens
 from embq.worker.embedders.stub import Ready, StubEmbedder, stub_vector
 

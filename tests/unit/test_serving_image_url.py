@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from embq.app.serving import image_url
-from embq.app.serving.http_errors import HttpError
-from embq.app.serving.image_url import fetch_image
+from embq.retrieval.serving import image_url
+from embq.retrieval.serving.http_errors import HttpError
+from embq.retrieval.serving.image_url import fetch_image
 
 LARGE = 3000
 

@@ -10,11 +10,11 @@ import anyio
 import numpy as np
 import pytest
 
-from embq.app.serving import query_models as models_file
-from embq.app.serving.http_errors import HttpError, status_of
-from embq.app.serving.query_models import QueryModels
-from embq.app.serving.served_index import Recipe, ServedIndex, VersionInfo
 from embq.core.errors import InputError, ModelError
+from embq.retrieval.serving import query_models as models_file
+from embq.retrieval.serving.http_errors import HttpError, status_of
+from embq.retrieval.serving.query_models import QueryModels
+from embq.retrieval.serving.served_index import Recipe, ServedIndex, VersionInfo
 
 VECTOR = np.ones(3, np.float32)
 

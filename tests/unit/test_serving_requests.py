@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from embq.app.searching.query import MOST_RESULTS
-from embq.app.serving.requests import KnnRequest, RowsRequest
-from embq.app.serving.search import first_of_each
 from embq.core.errors import InputError
+from embq.retrieval.searching.query import MOST_RESULTS
+from embq.retrieval.serving.requests import KnnRequest, RowsRequest
+from embq.retrieval.serving.search import first_of_each
 
 CLIENT = {
     "text": "a red car",

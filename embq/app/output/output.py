@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from embq.app.output.html import facts_html
-from embq.app.searching.query import given_conditions
 from embq.core.arguments import check, listed, path_text, python_errors, refused, whole_number
 from embq.core.errors import InputError, OutputError
 from embq.core.extras import missing
+from embq.core.filter.evaluation import matches, typed
 from embq.core.formats.base import vectors
 from embq.core.formats.npy import mapped
 from embq.core.formats.part import opened
@@ -31,11 +30,12 @@ from embq.core.run.standing_failures import standing_failures
 from embq.core.settings import spool_folder
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, place
-from embq.indexer.filter.selection import matches, typed
+from embq.retrieval.output.html import facts_html
+from embq.retrieval.searching.query import given_conditions
 
 if TYPE_CHECKING:
-    from embq.app.output.search import Index
     from embq.app.output.torch_rows import TorchRows
+    from embq.retrieval.output.search import Index
 
 
 class Output:
@@ -232,7 +232,7 @@ class Output:
         Args:
             vector_name: which of the vectors of a run, if several are indexed.
         """
-        from embq.app.output.search import Index
+        from embq.retrieval.output.search import Index
 
         return Index(str(self.root), vector_name)
 

@@ -141,7 +141,7 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
     folder = Path(run)
     if not folder.is_dir() or (run and (folder / "run.json").exists()):
         return None
-    from embq.app.ui.fleet.sources import FolderSource
+    from embq.retrieval.ui.fleet.sources import FolderSource
 
     source = FolderSource(folder.resolve())
 

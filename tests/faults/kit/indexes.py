@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
-from embq.indexer.stages.units import STAGE_MODULES
+from embq.index.stages.units import STAGE_MODULES
 from tests.e2e.session import Command
 from tests.faults.kit.cluster import sabotaged
 from tests.faults.kit.table import Recovery
@@ -26,9 +26,9 @@ STAGES = {"sample": 3, "train": 1, "queries": 1, "truth": 3, "add": 3, "merge": 
 """Units of each stage of the build of such a collection."""
 OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--quiet")
 SMALL = (
-    {"set": "embq.indexer.plan.memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
+    {"set": "embq.index.plan.memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
     # How long latencies are measured for; none is looked at here.
-    {"set": "embq.indexer.tune.measure:REPORTED_SECONDS", "to": 0.05},
+    {"set": "embq.index.tune.measure:REPORTED_SECONDS", "to": 0.05},
 )
 QUERIES = 200
 PATIENCE_S = 200.0
@@ -154,7 +154,7 @@ class Building:
 
     def answers(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids and scores of the 10 nearest of `QUERIES` queries, with a quarter of the lists probed."""
-        from embq.indexer.searcher import Searcher
+        from embq.index.searcher import Searcher
 
         random = np.random.default_rng(11)
         vectors = np.concatenate([np.load(path) for path in sorted(self.source.glob("*.npy"))])
@@ -200,7 +200,7 @@ def unit_processes(command: Command) -> list[psutil.Process]:
     found = []
     for process in command.descendants():
         try:
-            if "embq.indexer.stages.process" in process.cmdline():
+            if "embq.index.stages.process" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue

@@ -1,0 +1,1 @@
+"""Filters on the columns of rows: conditions, and the values that satisfy them."""

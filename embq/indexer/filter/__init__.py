@@ -1,1 +1,0 @@
-"""Filters on the columns of rows: conditions, the rows that satisfy them, and columns to choose from."""

@@ -1,0 +1,1 @@
+"""Search of indexes and outputs: `embq search`, `embq serve`, the pages, embeddings over HTTP."""

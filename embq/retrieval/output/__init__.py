@@ -1,0 +1,1 @@
+"""Searches of an opened output, and how notebooks show its rows."""
