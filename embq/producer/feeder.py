@@ -20,8 +20,8 @@ from embq.core.errors import EmbqError
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import BRIEF_REPORTS, WORKER_REPORTS, BriefReport, forget_rates
 from embq.core.queue.hints import Hint
-from embq.core.queue.index_builds import forget_abandoned
 from embq.core.queue.ledger import Ledger
+from embq.core.queue.other_work import forget_abandoned
 from embq.core.queue.outage_detector import OutageDetector
 from embq.core.queue.runs import RunRecord, active, register_again
 from embq.core.queue.scripts import Loader, load_scripts

@@ -19,7 +19,7 @@ from embq.core.errors import EmbqError, Exit, ModelError
 from embq.core.models import ModelConfig
 from embq.core.process.libraries import leave_out_pandas
 from embq.core.process.limits import exhausted, shared_by
-from embq.core.queue.index_builds import IndexBuild
+from embq.core.queue.other_work import Access, kind_of
 from embq.core.service.log import Events, configure
 from embq.core.service.stopping import StopFlag
 from embq.core.settings import Settings, machine_name
@@ -29,7 +29,6 @@ from embq.worker.claim.scheduler import Scheduler, Turn
 from embq.worker.context import WorkerContext
 from embq.worker.embedders.device.hardware import free_memory, simulated_speed
 from embq.worker.embedders.device.tuning import PATHS
-from embq.worker.index_service import IndexAccess, IndexService
 from embq.worker.meter.progress_board import ProgressBoard
 from embq.worker.model_service import ModelService, load_model
 from embq.worker.supervisor.protocol import ReportPipe, WorkerOptions
@@ -41,11 +40,9 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
     """Serve until stopped or until the one run asked for is over."""
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
-        can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
+        able = None if options.run or simulated_speed(options.device) else Access(settings.roots).able
         locality = InputLocality(client, host=machine_name(), roots=settings.roots, run=options.run)
-        scheduler = Scheduler(
-            client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=locality.is_aside
-        )
+        scheduler = Scheduler(client, run=options.run, slice_s=settings.slice_s, able=able, is_aside=locality.is_aside)
         report = report or ReportPipe(options.report_fd)
         context = WorkerContext(
             options=options,
@@ -70,10 +67,9 @@ def _serve(context: WorkerContext) -> None:
         if turn is None:
             return
         context.board.reset()
-        if isinstance(turn.model, IndexBuild):
-            log.info("index_turn", index=turn.model.index, build=turn.model.build)
+        if not isinstance(turn.model, ModelConfig):
             context.report.state("serving")
-            turn = IndexService(context, turn, turn.model).serve()
+            turn = kind_of(turn.model).serve(context, turn)
         else:
             turn = _serve_model(context, turn, turn.model)
             free_memory(context.options.torch_device)  # before the next model is loaded: a device may hold only one

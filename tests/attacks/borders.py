@@ -37,8 +37,7 @@ from embq.core.formats.part import UNIT_FORMATS, read_unit, write_unit
 from embq.core.models import ModelSpec
 from embq.core.queue import uploads
 from embq.core.queue.heartbeats import Rate, Service
-from embq.core.queue.hints import Hint, HintJob, IndexHint
-from embq.core.queue.index_builds import IndexBuild, IndexStage
+from embq.core.queue.hints import Hint, HintJob
 from embq.core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
 from embq.core.queue.result_stream import Entry
 from embq.core.queue.runs import Backlog, RunRecord
@@ -55,6 +54,8 @@ from embq.core.units import canonical_json
 from embq.index.index_files.files import File, from_json, to_json
 from embq.index.index_files.version import RECORD, read_current
 from embq.index.stages.units import Sidecar
+from embq.index.workers.builds import IndexBuild, IndexStage
+from embq.index.workers.hint import IndexHint
 from embq.retrieval.searching.query import Query, json_object
 from embq.retrieval.serving.embeddings.api import EmbeddingApi
 from embq.retrieval.serving.requests import KnnRequest, RowsRequest

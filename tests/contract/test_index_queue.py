@@ -13,13 +13,15 @@ import redis
 from embq.core.errors import MalformedError
 from embq.core.process.children import ChildEndedError
 from embq.core.queue import index_builds
-from embq.core.queue.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
-from embq.core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
+from embq.core.queue.hints import Hint, HintJob, hint_queue, pop, push
 from embq.core.queue.keys import INDEXING, INDEXING_MS, run_key
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.scripts import load_scripts
+from embq.index.workers.access import IndexAccess
+from embq.index.workers.builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
+from embq.index.workers.hint import IndexHint
+from embq.index.workers.service import IndexChild
 from embq.worker.claim.scheduler import Scheduler
-from embq.worker.index_service import IndexAccess, IndexChild
 from tests.support.outputs.run_case import make_case
 
 RUN = "0" * 32
@@ -53,9 +55,9 @@ def hint(build: IndexBuild, u: int) -> IndexHint:
 
 
 def scheduler(
-    client: redis.Redis, *, run: str = "", can_index: Callable[[IndexBuild], bool] | None = lambda _: True
+    client: redis.Redis, *, run: str = "", able: Callable[[IndexBuild], bool] | None = lambda _: True
 ) -> Scheduler:
-    return Scheduler(client, run=run, slice_s=60.0, can_index=can_index)
+    return Scheduler(client, run=run, slice_s=60.0, able=able)
 
 
 def looked(chooser: Scheduler) -> object:
@@ -71,7 +73,7 @@ def test_a_worker_without_a_model_serves_an_index_that_waits(own_client: redis.R
 
 @pytest.mark.parametrize(
     "chooser",
-    [{"run": "r"}, {"can_index": None}, {"can_index": lambda _: False}],
+    [{"run": "r"}, {"able": None}, {"able": lambda _: False}],
     ids=["bound to a run", "simulated device", "no access"],
 )
 def test_others_leave_it(own_client: redis.Redis, waiting: IndexBuild, chooser: dict[str, object]) -> None:

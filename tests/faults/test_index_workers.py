@@ -48,7 +48,7 @@ def test_two_workers_build_the_same_files_though_they_are_killed(
         make_building,
         crash("embq.index.stages.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
         crash("embq.index.stages.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
-        crash("embq.worker.index_service:IndexService._claim", tmp_path / "2", when="after", match="'stage': 'truth'"),
+        crash("embq.index.workers.service:IndexService._claim", tmp_path / "2", when="after", match="'stage': 'truth'"),
         count=2,
     )
     command = building.begin(environment=QUICK_LEASES)

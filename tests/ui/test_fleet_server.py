@@ -26,7 +26,6 @@ from starlette.requests import Request
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit, OutputError
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
-from embq.core.queue.index_builds import IndexBuild, IndexStage, announce
 from embq.core.queue.keys import INDEXING, SERVICES, service_key
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.reporting import this_service
@@ -37,6 +36,7 @@ from embq.core.run.run_info import load_run
 from embq.core.storage.durable import try_lock
 from embq.core.units import Failure
 from embq.index.index_files.files import index_lock, note
+from embq.index.workers.builds import IndexBuild, IndexStage, announce
 from embq.retrieval.serving.http_errors import HttpError
 from embq.retrieval.ui.fleet.fragments import Fragments, limit_sentence, top_line
 from embq.retrieval.ui.fleet.history import Histories, charts

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
 import redis
@@ -24,7 +24,7 @@ from rq.serializers import JSONSerializer
 from embq.core import wire
 from embq.core.broker.client import now_ms
 from embq.core.errors import MalformedError
-from embq.core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, INDEX_HINT_FUNCTION, VERSION, queue_name
+from embq.core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION, queue_name
 from embq.core.units import Unit
 from embq.core.wire import Generation, LedgerId, UnitNumber
 
@@ -57,46 +57,40 @@ class Hint:
 
     def to_json(self) -> dict[str, Any]:
         """The hint as the one argument of its job."""
-        return _body(self, self.unit.describe())
+        return body(self, self.unit.describe())
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
         """The hint in a job; MalformedError if it is no hint of this version."""
-        run, gen, u, unit = _read(job, cls.function, Unit.from_description)
+        run, gen, u, unit = read(job, cls.function, Unit.from_description)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexHint:
-    """A hint for a step of an index build.
+class AnyHint(Protocol):
+    """A hint of any kind of work.
 
     Attributes:
-        run, gen, u: as in other hints; the run is a stage of the build.
-        unit: the step, for the process that does it.
+        function: name of its jobs. It is never imported or called.
+        run, gen, u: as in `Hint`.
     """
 
-    function: ClassVar[str] = INDEX_HINT_FUNCTION
+    function: ClassVar[str]
 
-    run: str
-    gen: str
-    u: int
-    unit: Mapping[str, str | int]
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def gen(self) -> str: ...
+
+    @property
+    def u(self) -> int: ...
 
     def to_json(self) -> dict[str, Any]:
         """The hint as the one argument of its job."""
-        return _body(self, dict(self.unit))
-
-    @classmethod
-    def from_job(cls, job: HintJob) -> IndexHint:
-        """The hint in a job; MalformedError if it is no such hint of this version."""
-        run, gen, u, unit = _read(job, cls.function, _words_and_numbers)
-        return cls(run=run, gen=gen, u=u, unit=unit)
 
 
-AnyHint: TypeAlias = Hint | IndexHint
-
-
-def _body(hint: AnyHint, unit: Mapping[str, Any]) -> dict[str, Any]:
+def body(hint: AnyHint, unit: Mapping[str, Any]) -> dict[str, Any]:
+    """The one argument of the job of a hint, with its unit as JSON."""
     return {"v": VERSION, "run": hint.run, "gen": hint.gen, "u": hint.u, "unit": unit}
 
 
@@ -111,7 +105,7 @@ class _Body:
     unit: dict[str, Any]
 
 
-def _read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str, str, int, T]:
+def read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str, str, int, T]:
     """Run, generation, u and unit of a hint; MalformedError if the job is none, or one of another version."""
     what = f"job {job.id}"
     call = wire.read(_Call, job.plain, what=what, most_bytes=HINT_MAX_BYTES)
@@ -129,10 +123,6 @@ class _Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     instance: None
     args: tuple[dict[str, Any]]
     kwargs: Annotated[dict[str, Any], msgspec.Meta(max_length=0)]
-
-
-def _words_and_numbers(unit: Mapping[str, Any]) -> dict[str, str | int]:
-    return wire.convert(dict[str, str | int], unit, what="step of an index")
 
 
 class HintJob(Job):

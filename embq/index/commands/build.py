@@ -31,11 +31,11 @@ from embq.index.plan.build_options import BuildOptions, available_memory, parse_
 from embq.index.plan.costs import measure_speeds
 from embq.index.plan.index_plan import IndexPlan, describe_plan, make_plan
 from embq.index.stages.build import Built, build, build_id
-from embq.index.stages.queue_runner import QueueRunner
 from embq.index.stages.report import summary, write_report
 from embq.index.stages.runners import Runner, local
 from embq.index.stages.spec import BuildSpec
 from embq.index.tune.queries import QueryPlan, plan_queries
+from embq.index.workers.queue_runner import QueueRunner
 
 FEW_ROWS = 1_000
 """Below this, search is exhaustive and nothing is trained, so that queries need not be held out."""

@@ -142,7 +142,7 @@ class CentroidSearch:
 
     The first failure of the GPU, as a rule too little memory, moves all further work to the CPU.
     faiss raises RuntimeError if a GPU has no memory left, and ends the process with SIGABRT on any other CUDA error,
-    so a GPU is for processes that their parent starts again without one: see `embq.worker.index_service`.
+    so a GPU is for processes that their parent starts again without one: see `embq.index.workers.service`.
 
     Args:
         index: a flat index, alone or behind transforms; of any other kind faiss has no copy for GPUs, and the CPU

@@ -1,6 +1,6 @@
 """Decides which model a worker process serves, and for how long, by fair queueing among models.
 
-The build of an index is scheduled as a model is, with a queue and a share of the workers' time of its own.
+Work of other kinds is scheduled as a model is, with a queue and a share of the workers' time of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from embq.core.errors import EmbqError
 from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.fair_queue import VirtualTimes
-from embq.core.queue.index_builds import IndexBuild, announced
 from embq.core.queue.keys import TURNS, run_key
+from embq.core.queue.other_work import OtherWork, announced
 from embq.core.queue.runs import Backlog, RunRecord, active, is_over
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.control import RunState
@@ -32,15 +32,15 @@ IDLE_S = 1.0
 REFUSED_RETRY_S, REFUSED_S = 10.0, 600.0
 """A refused run is claimed again after so long by a process that has its model loaded, and counts as work again after
 so long: what it was refused for may be a value in the broker that any user can write, and that its writer mends."""
-Work = ModelConfig | IndexBuild
-"""Work of a process: a model, or the build of an index. Each has a queue."""
+Work = ModelConfig | OtherWork
+"""Work of a process: a model, or work of another kind, such as the build of an index. Each has a queue."""
 
 log = Events("worker")
 
 
 @dataclass(slots=True)
 class Turn:
-    """The right to serve a model, or the build of an index, for a while.
+    """The right to serve a model, or work of another kind, for a while.
 
     Attributes:
         weight: of the runs that had work for it when the turn began.
@@ -54,7 +54,7 @@ class Turn:
     @property
     def name(self) -> str:
         """Name of what is served, for people."""
-        return self.model.index if isinstance(self.model, IndexBuild) else self.model.spec
+        return self.model.spec if isinstance(self.model, ModelConfig) else self.model.name
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ class _Look:
     """The runs that may be served, as the broker knows them.
 
     Attributes:
-        unfinished: models of runs that are not over, also of those that are paused or cancelled; and builds that have a
-            conductor, also between two stages.
+        unfinished: models of runs that are not over, also of those that are paused or cancelled; and work of other
+            kinds that somebody waits for, also between two of its stages.
         running: models of running runs -> weight of these.
         waiting: the same, only of runs with units that no worker holds and with room for results, and only of models
             for which hints are there.
@@ -81,7 +81,7 @@ class Scheduler:
         client: a patient client.
         run: serve only this run, which shares the process with no other; "" serves all.
         slice_s: how long a model is served before another one may have its turn.
-        can_index: whether a build may be served by this process; None serves models only.
+        able: whether work of another kind may be served by this process; None serves models only.
         is_aside: whether a run is left to other machines for now.
     """
 
@@ -91,13 +91,13 @@ class Scheduler:
         *,
         run: str,
         slice_s: float,
-        can_index: Callable[[IndexBuild], bool] | None = None,
+        able: Callable[[OtherWork], bool] | None = None,
         is_aside: Callable[[str], bool] = lambda _run: False,
     ) -> None:
         self.client = client
         self.run = run
         self.slice_s = slice_s
-        self.can_index = None if run else can_index
+        self.able = None if run else able
         self.is_aside = is_aside
         self._scripts = load_scripts(client)
         self._refused: set[Work] = set()
@@ -179,7 +179,7 @@ class Scheduler:
         A run that came later, or that it has served, proves nothing: any user that may hand runs over could end all
         workers with one value.
         """
-        if self._has_served or (self.can_index is not None and announced(self.client)):
+        if self._has_served or (self.able is not None and announced(self.client)):
             return False
         last = time.monotonic() - REFUSED_RETRY_S
         again = {run for run, (first, _) in self._refused_runs.items() if first < last}
@@ -188,7 +188,7 @@ class Scheduler:
     def is_needed(self, model: Work) -> bool:
         """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed.
 
-        Of a build: whether it has a conductor.
+        Of work of another kind: whether somebody waits for it.
         """
         return model in self._survey().unfinished
 
@@ -233,8 +233,8 @@ class Scheduler:
 
     def _survey(self) -> _Look:
         served: list[tuple[str, Work]] = [(record.run, record.model) for record in self._records()]
-        if self.can_index is not None:
-            served += [(stage.run, stage.build) for stage in announced(self.client) if self.can_index(stage.build)]
+        if self.able is not None:
+            served += [(run, work) for run, work in announced(self.client) if self.able(work)]
         # What cannot be served here is not asked for: an idle process would do so for ever.
         served = [(run, work) for run, work in served if work not in self._refused]
         keys = list({work.queue_key for _, work in served})
@@ -253,13 +253,13 @@ class Scheduler:
             served, answers[: 3 * count : 3], answers[1 : 3 * count : 3], answers[2 : 3 * count : 3], strict=True
         ):
             backlog = Backlog.of(run, values)
-            if isinstance(work, IndexBuild) or backlog.state not in (RunState.DONE, RunState.ABSENT):
+            if not isinstance(work, ModelConfig) or backlog.state not in (RunState.DONE, RunState.ABSENT):
                 survey.unfinished.add(work)
             refused = self._was_refused(run, REFUSED_S) or self.is_aside(run)
             if backlog.state != RunState.RUNNING or refused:
                 continue
             weight = backlog.priority
-            if not isinstance(work, IndexBuild):  # of which nothing is gained by being there before its units are
+            if isinstance(work, ModelConfig):  # with others nothing is gained by being there before its units are
                 survey.running[work] += weight
             if hints_of[work.queue_key] and _has_work(backlog, hinted, results):
                 survey.waiting[work] += weight

@@ -13,8 +13,8 @@ import redis
 
 from embq.core.errors import EmbqError, Exit
 from embq.core.queue.heartbeats import WORKER_REPORTS
-from embq.core.queue.index_builds import announced
 from embq.core.queue.ledger import Ledger
+from embq.core.queue.other_work import announced
 from embq.core.queue.runs import active
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
@@ -246,7 +246,7 @@ class LeaseFreer(threading.Thread):
                 scripts = load_scripts(self.client)
                 freed = sum(
                     Ledger(self.client, run, scripts=scripts).abandon(worker, message, blame=blame)
-                    for run in (*active(self.client), *_stages(self.client))
+                    for run in (*active(self.client), *(run for run, _ in announced(self.client)))
                 )
                 WORKER_REPORTS.sign_off(self.client, worker)
                 self.log.info("leases_freed", worker=worker, units=freed)
@@ -257,8 +257,3 @@ class LeaseFreer(threading.Thread):
         """Finish the submitted deaths; leases that are not freed in time expire by themselves."""
         self._deaths.put(None)
         self.join(timeout_s)
-
-
-def _stages(client: redis.Redis) -> list[str]:
-    """The runs that are stages of builds of an index."""
-    return [stage.run for stage in announced(client)]

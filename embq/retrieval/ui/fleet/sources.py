@@ -20,7 +20,6 @@ from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, command_line
 from embq.core.queue.heartbeats import live_workers, services
-from embq.core.queue.index_builds import announced
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.queue.uploads import UploadProgress
@@ -29,6 +28,7 @@ from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 from embq.index.index_files.files import LOCK, Attempt, attempted
+from embq.index.workers.builds import announced
 
 DEPTH = 5
 """Folders between a folder that a user names and a run in it."""

@@ -5,26 +5,23 @@ The unit is looked after in the loop that receives hints, so everything happens 
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embq.core.errors import ConfigError, EmbqError
+from embq.core.errors import ConfigError
 from embq.core.process.children import ChildEndedError, JsonChild
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
-from embq.core.queue.hints import IndexHint
-from embq.core.queue.index_builds import IndexBuild, announced, read_nonce
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
-from embq.core.storage.paths import is_inside, place
+from embq.index.workers.builds import IndexBuild, announced
+from embq.index.workers.hint import IndexHint
 from embq.worker.claim.lease import Lease
 from embq.worker.claim.rq_worker import HintReceiver
 from embq.worker.claim.scheduler import Turn, TurnClock
@@ -37,9 +34,6 @@ REPORT_S = 1.0
 ELSEWHERE = frozenset({"EmbqError", "ConfigError", "AwayError", "BrokerError"})
 """Errors that may be this machine's own: the unit is tried again, and by others. All others are the unit's, or of what
 every worker shares, such as a full disk, and end the build."""
-LOOK_AGAIN_S = 2.0
-PATIENCE_S = 10.0
-"""A folder that was just made may not be seen at once through a network file system."""
 
 
 @dataclass(slots=True)
@@ -260,59 +254,6 @@ class IndexService:
         }
         life_s = self.context.settings.lease_s * 3
         WORKER_REPORTS.report(self._client, fields, life_s=life_s, scripts=self._scripts)
-
-
-class IndexAccess:
-    """Decides for each build whether this process may take part, and logs once why it may not.
-
-    Args:
-        roots: folders and URLs that workers may read from or below; empty allows all.
-    """
-
-    def __init__(self, roots: tuple[str, ...]) -> None:
-        self._roots = roots
-        self._able: set[IndexBuild] = set()
-        self._first_seen: dict[IndexBuild, float] = {}
-        self._looked: dict[IndexBuild, float] = {}
-        self._logged: set[IndexBuild] = set()
-        self._log = Events("worker")
-
-    def able(self, build: IndexBuild) -> bool:
-        """Whether units of the build can be done here; checked again every `LOOK_AGAIN_S` if they cannot."""
-        now = time.monotonic()
-        if build in self._able:
-            return True
-        if now - self._looked.get(build, float("-inf")) < LOOK_AGAIN_S:
-            return False
-        self._looked[build] = now
-        first = self._first_seen.setdefault(build, now)
-        why, for_good = self._why_not(build)
-        if not why:
-            self._able.add(build)
-            return True
-        if build not in self._logged and (for_good or now - first > PATIENCE_S):
-            self._logged.add(build)
-            self._log.warning("index_refused", index=build.index, build=build.build, why=why)
-        return False
-
-    def _why_not(self, build: IndexBuild) -> tuple[str, bool]:
-        """(reason or "", whether the reason is permanent)."""
-        if importlib.util.find_spec("faiss") is None:
-            return "faiss is not installed here: pip install 'embq[index]'", True
-        if self._roots and not any(is_inside(build.index, root) for root in self._roots):
-            return f"{build.index} is outside of EMBQ_ROOTS", True
-        try:
-            folder = place(build.folder)
-            nonce = read_nonce(folder)
-        except OSError as error:
-            return f"{build.folder} cannot be read here: {error.strerror}; an index is built on shared storage", False
-        except EmbqError as error:
-            return f"{build.folder} cannot be read here: {error.message}", False
-        if nonce != build.nonce:
-            return f"{folder} is another folder here than where the index is built; mount the same storage", False
-        if isinstance(folder, Path) and not os.access(folder, os.W_OK):
-            return f"{folder} cannot be written here", False
-        return "", False
 
 
 class IndexChild(JsonChild):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import msgspec
 import redis
@@ -43,11 +43,18 @@ class IndexBuild:
         memory_bytes: limit for all processes of one machine together.
     """
 
+    kind: ClassVar[str] = INDEXING
+
     index: PathText
     build: Word
     folder: PathText
     nonce: Word
     memory_bytes: Count
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return self.index
 
     @property
     def queue_key(self) -> str:

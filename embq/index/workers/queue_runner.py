@@ -16,9 +16,7 @@ import redis
 
 from embq.core import errors
 from embq.core.errors import EmbqError
-from embq.core.queue import hints, index_builds
-from embq.core.queue.hints import IndexHint
-from embq.core.queue.index_builds import SHARED, IndexBuild, IndexStage, read_nonce
+from embq.core.queue import hints
 from embq.core.queue.keys import RUN_PARTS
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.outage_detector import OutageDetector
@@ -30,6 +28,9 @@ from embq.core.units import content_hash
 from embq.index.index_files.files import to_json, write_current
 from embq.index.stages.runners import Done
 from embq.index.stages.units import IndexUnit, Sidecar, find, finished
+from embq.index.workers import builds
+from embq.index.workers.builds import SHARED, IndexBuild, IndexStage, read_nonce
+from embq.index.workers.hint import IndexHint
 
 RENEW_S = 5.0
 ROUND_MS = 250
@@ -98,14 +99,14 @@ class QueueRunner:
         if self._build is not None:
             # A broker that is away at the end is no reason to lose what was done: the record lapses by itself.
             with contextlib.suppress(redis.exceptions.RedisError, EmbqError):
-                index_builds.withdraw(self._client, self._build, scripts=self._scripts)
+                builds.withdraw(self._client, self._build, scripts=self._scripts)
 
     def _shared(self, unit: IndexUnit) -> IndexBuild:
         """The build of a unit, with the nonce by which workers know its folder."""
         if self._build is not None and (self._build.index, self._build.build) == (unit.index, unit.build):
             return self._build
         self.close()
-        index_builds.forget_abandoned(self._client, scripts=self._scripts)
+        builds.forget_abandoned(self._client, scripts=self._scripts)
         folder = unit.build_dir.folder
         try:
             nonce = read_nonce(folder)
@@ -179,7 +180,7 @@ class _Stage:
             self._begin()
         now = time.monotonic()
         if now - self._renewed_at >= RENEW_S:
-            index_builds.announce(self._client, self._record)
+            builds.announce(self._client, self._record)
             self._renewed_at = now
         self._feed()
         entries = self._ledger.results.read(">", count=100, block_ms=ROUND_MS)
