@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-PACKAGES = tuple(f"embq/{name}" for name in ("core", "sources", "producer", "worker", "writer", "indexer", "app"))
+PACKAGES = tuple(f"embq/{name}" for name in ("core", "sources", "producer", "worker", "writer", "index", "app"))
 UNIT_SIZE, UNITS = 3, 20
 RUN_MS = 2000.0
 """Device time of each run."""

@@ -29,7 +29,7 @@ EXAMPLES = {
     ],
     "core/run/run_info.py: f\"\\\\A({'|'.join(FORMATS)})\\\\Z\"": [r"\A(parquet|hdf5)\Z"],
     "core/wire.py: f\"\\\\A(?:{'|'.join(map(re.escape, words))})\\\\Z\"": [r"\A(?:one|other)\Z"],
-    "indexer/faiss_file.py: re.escape(prefix + path.name) + behind": [r"\.a\.faiss\.[0-9]*\.[0-9a-f]{8}"],
+    "index/faiss_file.py: re.escape(prefix + path.name) + behind": [r"\.a\.faiss\.[0-9]*\.[0-9a-f]{8}"],
     "sources/access/patterns.py: fnmatch.translate(part)": [fnmatch.translate("*a*a*a*[ab]*a?*b")],
     "training/mmoclip/judgement.py: f'\\\\b{required.BASELINE_GPU}\\\\b'": [r"\bH100\b"],
     "training/shards/conversion_plan.py: re.escape(self.prefix) + f'[0-9]{{{self.width},}}' + re.escape(self.suffix)": [
@@ -42,7 +42,7 @@ EXAMPLES = {
 }
 """Patterns of expressions that depend on more than constants of their module: file and source -> what they can be."""
 
-SHORT = {"indexer/plan/index_key.py": 200}
+SHORT = {"index/plan/index_key.py": 200}
 """Files that refuse longer texts before they use their expressions -> characters."""
 
 

@@ -380,17 +380,17 @@ def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(tmp_path: Path, na
 
 OWN_FILES = {
     # the kernel's
-    *("app/bench/services.py", "core/process/limits.py", "indexer/plan/build_options.py", "indexer/stages/task.py"),
-    *("training/launch/member.py", "worker/index_service.py"),
+    *("lab/services.py", "core/process/limits.py", "index/plan/build_options.py", "index/stages/task.py"),
+    *("training/launch/member.py", "index/workers/service.py"),
     # the user's choice on the command line, which may be a pipe
-    *("app/fleet/ssh.py", "app/planning/request_plan.py", "app/searching/query.py", "core/settings.py"),
+    *("fleet/ssh.py", "app/planning/request_plan.py", "retrieval/searching/query.py", "core/settings.py"),
     *("app/embedding/items.py", "training/classify/inputs.py"),
     # secrets of the user, caches and temporary folders of this process
-    *("app/broker_admin/accounts.py", "app/broker_admin/certificates.py", "app/fleet/fleet.py", "app/fleet/member.py"),
-    *("app/doctor/machine_checks.py", "indexer/index_files/publication.py", "indexer/index_files/remote.py"),
+    *("app/broker_admin/accounts.py", "app/broker_admin/certificates.py", "fleet/fleet.py", "fleet/member.py"),
+    *("app/doctor/machine_checks.py", "index/index_files/publication.py", "index/index_files/remote.py"),
     *("training/launch/outcomes.py", "worker/embedders/query/loading.py"),
     # packages that are installed
-    *("app/bench/texts.py", "worker/embedders/lookup.py"),
+    *("lab/texts.py", "worker/embedders/lookup.py"),
     # objects, and the helper itself
     *("core/storage/beneath.py", "core/storage/objects.py"),
 }

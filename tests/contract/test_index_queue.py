@@ -12,7 +12,7 @@ import redis
 
 from embq.core.errors import MalformedError
 from embq.core.process.children import ChildEndedError
-from embq.core.queue import index_builds
+from embq.index.workers import builds
 from embq.core.queue.hints import Hint, HintJob, hint_queue, pop, push
 from embq.core.queue.keys import INDEXING, INDEXING_MS, run_key
 from embq.core.queue.ledger import Ledger
@@ -107,8 +107,8 @@ def test_a_build_that_nobody_renews_is_removed_with_all_that_it_left(
     scripts = load_scripts(own_client)
     forget_abandoned(own_client, scripts=scripts)
     assert [stage.build for stage in announced(own_client)] == [waiting]
-    now = index_builds.now_ms(own_client)
-    monkeypatch.setattr(index_builds, "now_ms", lambda _: now + INDEXING_MS + 1_000)
+    now = builds.now_ms(own_client)
+    monkeypatch.setattr(builds, "now_ms", lambda _: now + INDEXING_MS + 1_000)
     assert announced(own_client) == []
     forget_abandoned(own_client, scripts=scripts)
     assert not own_client.exists(INDEXING)

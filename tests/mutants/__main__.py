@@ -41,9 +41,11 @@ from tests.mutants.mutations import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {
-    **{room: f"embq/{room}" for room in ("core", "writer", "producer", "sources", "indexer")},
+    **{room: f"embq/{room}" for room in ("core", "writer", "producer", "sources", "index")},
     **{room: f"embq/worker/{room}" for room in ("claim", "stages", "embedders")},
-    **{room: f"embq/app/{room}" for room in ("verify", "searching", "fleet")},
+    "verify": "embq/app/verify",
+    "searching": "embq/retrieval/searching",
+    "fleet": "embq/fleet",
 }
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 """Mutants that behave as embq does, a line each: path | original line | mutated line | reason."""

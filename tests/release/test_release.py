@@ -24,7 +24,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-NAMES = ("core", "sources", "producer", "worker", "writer", "indexer", "training", "tests")
+NAMES = ("core", "sources", "producer", "worker", "writer", "index", "training", "tests")
 """Names that users give to folders and files of their own."""
 LIBRARIES = ("redis", "numpy", "torch", "msgspec", "click", "pyarrow", "faiss", "starlette")
 """Files of a user that have the names of libraries: the command runs none of them."""
