@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TryLaterError,
         UsageError,
     )
-    from embq.retrieval.output.search import BatchOptions, Index, SearchOptions
+    from embq.retrieval.open_index import BatchOptions, Index, SearchOptions
     from embq.retrieval.searching.query import Result
 
 if sys.flags.safe_path:  # so are all processes that embq starts: they take nothing from the current folder
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Index": "embq.retrieval.output.search",
+    "Index": "embq.retrieval.open_index",
     "Model": "embq.app.embedding.model",
     **{name: "embq.core.errors" for name in __all__ if name.endswith("Error")},
 }
@@ -239,7 +239,7 @@ def build_index(
     with _importing("index"):
         from embq.core.arguments import path_text, path_texts
         from embq.index.commands.build import index_of
-        from embq.retrieval.output.search import Index
+        from embq.retrieval.open_index import Index
 
     with _errors():
         given = {**options, "recall": recall if isinstance(recall, str) else f"{recall}@10"}
@@ -263,7 +263,7 @@ def add_to_index(
     with _importing("index"):
         from embq.core.arguments import path_text, path_texts
         from embq.index.commands.changes import added_to
-        from embq.retrieval.output.search import Index
+        from embq.retrieval.open_index import Index
 
     with _errors():
         folder = None if output is None else path_text("output", output)

@@ -12,11 +12,11 @@ import redis
 
 from embq.core.errors import MalformedError
 from embq.core.process.children import ChildEndedError
-from embq.index.workers import builds
 from embq.core.queue.hints import Hint, HintJob, hint_queue, pop, push
 from embq.core.queue.keys import INDEXING, INDEXING_MS, run_key
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.scripts import load_scripts
+from embq.index.workers import builds
 from embq.index.workers.access import IndexAccess
 from embq.index.workers.builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
 from embq.index.workers.hint import IndexHint

@@ -17,9 +17,9 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit, InputError
+from embq.core.formats.duplicate_groups import duplicate_ids
 from embq.core.rows.spec import RowSpec
 from embq.index.change.deletes import delete
-from embq.index.dedup.dedup import duplicate_ids
 from embq.index.dedup.stages import connect, spanning
 from embq.index.index_files.version import read_current
 from embq.index.searcher import Searcher

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from embq.app.output.html import facts_html
 from embq.core.arguments import check, listed, path_text, python_errors, refused, whole_number
 from embq.core.errors import InputError, OutputError
 from embq.core.extras import missing
+from embq.core.filter.condition import given_conditions
 from embq.core.filter.evaluation import matches, typed
 from embq.core.formats.base import vectors
 from embq.core.formats.npy import mapped
@@ -30,12 +32,10 @@ from embq.core.run.standing_failures import standing_failures
 from embq.core.settings import spool_folder
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, place
-from embq.retrieval.output.html import facts_html
-from embq.retrieval.searching.query import given_conditions
 
 if TYPE_CHECKING:
+    from embq import Index
     from embq.app.output.torch_rows import TorchRows
-    from embq.retrieval.output.search import Index
 
 
 class Output:
@@ -232,7 +232,7 @@ class Output:
         Args:
             vector_name: which of the vectors of a run, if several are indexed.
         """
-        from embq.retrieval.output.search import Index
+        from embq import Index
 
         return Index(str(self.root), vector_name)
 

@@ -115,7 +115,7 @@ def command(
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
     left_out = None
     if without is not None:
-        from embq.index.dedup.dedup import duplicate_ids
+        from embq.core.formats.duplicate_groups import duplicate_ids
 
         left_out = duplicate_ids(without, run=load_run(place(output)).run)
     ids = None if id_file is None else read_ids(id_file)

@@ -141,13 +141,13 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
     folder = Path(run)
     if not folder.is_dir() or (run and (folder / "run.json").exists()):
         return None
-    from embq.retrieval.ui.fleet.sources import FolderSource
+    from embq.app.status.folder_runs import FolderRuns
 
-    source = FolderSource(folder.resolve())
+    below = FolderRuns(folder.resolve())
 
     def poll() -> Overview:
-        runs = [view.progress for view in source.poll(time.time()).runs]
-        return Overview(runs=runs, of_broker=False, unreadable=[*source.unreadable.values()])
+        runs = [state.progress for state in below.poll()]
+        return Overview(runs=runs, of_broker=False, unreadable=[*below.unreadable.values()])
 
     overview = poll()
     if not overview.runs and (above := run_above(folder)) is not None:

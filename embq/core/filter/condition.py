@@ -8,13 +8,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from embq.core import wire
+from embq.core.arguments import refused
 from embq.core.errors import InputError, MalformedError, UsageError
 
 OPS = ("=", "!=", "<", "<=", ">", ">=", "contains", "in")
@@ -129,6 +130,15 @@ def read_condition(given: object) -> Condition:
 def read_conditions(given: Iterable[object]) -> tuple[Condition, ...]:
     """Conditions in any of their forms; one text is one condition. Raises UsageError if one is none."""
     return tuple(read_condition(item) for item in ((given,) if isinstance(given, str) else given))
+
+
+def given_conditions(where: Any) -> tuple[Condition, ...]:
+    """Conditions in any of their forms, none for None; UsageError if they are no list."""
+    if where is None:
+        return ()
+    if not isinstance(where, Iterable) or isinstance(where, (bytes, Mapping)):
+        raise refused("where", where, 'a condition or a list of them, such as ["year >= 2020"]')
+    return read_conditions(where)
 
 
 def conditions_from_json(value: object) -> tuple[Condition, ...]:

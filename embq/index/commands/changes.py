@@ -13,13 +13,13 @@ import numpy as np
 from embq.app.cli.arguments import parsed
 from embq.app.cli.id_file import read_ids
 from embq.core.errors import Exit, InputError, UsageError
+from embq.core.formats.duplicate_groups import duplicate_ids
 from embq.index.change.compaction import Compaction, compact
 from embq.index.change.deletes import NAMED, NO_IDS, Deletion, delete
 from embq.index.change.growth import Grown, grow
 from embq.index.collection.opening import Collection, reopened
 from embq.index.commands.build import memory_of, print_json, print_result, runner_of
 from embq.index.commands.progress import ConsoleProgress
-from embq.index.dedup.dedup import duplicate_ids
 from embq.index.index_files.version import index_path, read_current, resolve_index
 from embq.index.stages.build import Built
 

@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from embq.core.errors import Exit, command_line
+from embq.core.formats.duplicate_groups import GROUPS
 from embq.core.process.limits import cores
 from embq.core.service.progress_line import duration, size_text
 from embq.index.commands.build import memory_of, runner_of
 from embq.index.commands.progress import ConsoleProgress
-from embq.index.dedup.dedup import GROUPS, DedupPlan, dedup, make_spec, plan_dedup
+from embq.index.dedup.dedup import DedupPlan, dedup, make_spec, plan_dedup
 from embq.index.dedup.stages import MOST_NEIGHBOURS
 from embq.index.index_files.files import to_json
 from embq.index.index_files.version import index_path, read_current, resolve_index

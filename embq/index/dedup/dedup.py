@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from embq.core import wire
-from embq.core.errors import InputError, MalformedError
+from embq.core.errors import InputError
+from embq.core.formats.duplicate_groups import GROUPS
 from embq.core.storage import beneath
 from embq.core.storage.durable import fsync_file, fsync_folder
 from embq.core.units import content_hash
@@ -27,10 +23,8 @@ from embq.index.dedup.stages import (
     BATCH_ROWS,
     BINS,
     CANDIDATES,
-    GROUP_SCHEMA,
     LEAST_FACTOR,
     NEIGHBOURS,
-    NOTE,
     DedupSpec,
     as_cosines,
     memory_of,
@@ -49,7 +43,7 @@ from embq.index.stages.report_picture import COLOURS, DPI
 from embq.index.stages.runners import Runner
 from embq.index.stages.units import Sidecar
 
-GROUPS, REPORT, PICTURE = "groups.parquet", "report.json", "report.png"
+REPORT, PICTURE = "report.json", "report.png"
 UNIT_ROWS = 65_536
 """Rows of a unit: some ten seconds of searching, beside which opening the index is little."""
 SAMPLE = 1_000
@@ -138,7 +132,7 @@ def dedup(
 ) -> tuple[Path, dict[str, Any]]:
     """Group the rows of the current version that are near each other; returns the folder of the result, and its report.
 
-    The folder has the groups (see `embq.index.dedup.stages.GROUP_SCHEMA`), the report, and where matplotlib is
+    The folder has the groups (see `embq.core.formats.duplicate_groups`), the report, and where matplotlib is
     installed a picture. Interrupted, the same call goes on.
 
     Raises TryLaterError if another process is at work on the index, or has changed it since `base` was read, and
@@ -232,44 +226,3 @@ def _draw(report: Mapping[str, Any], path: Path) -> None:
         f"{report['duplicates']:,} of {report['rows']:,} rows are near duplicates (cosine >= {report['threshold']:g})"
     )
     figure.savefig(path, dpi=DPI)
-
-
-class _Note(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's own metadata: which rows its ids mean."""
-
-    build: str
-    run: str | None
-    threshold: float
-
-
-def duplicate_ids(path: str | Path, *, build: str | None = None, run: str | None = None) -> np.ndarray:
-    """int64 (n,), ascending: the ids of the rows of a groups file that are not kept.
-
-    Args:
-        build: of the index whose ids they must be; a grown one has the same.
-        run: the run whose ids they must be.
-
-    Raises InputError `bad_groups` if the file is no such file, or of another index or run.
-    """
-    try:
-        with pq.ParquetFile(path) as file:
-            note = wire.read(_Note, (file.schema_arrow.metadata or {}).get(NOTE, b""), what="metadata of the groups")
-            if not file.schema_arrow.equals(GROUP_SCHEMA):
-                raise ValueError(f"its columns are not {', '.join(GROUP_SCHEMA.names)}")
-            batches = []
-            for batch in file.iter_batches(columns=["id", "kept"]):
-                if batch["id"].null_count or batch["kept"].null_count:
-                    raise ValueError("there are nulls in its columns id and kept")
-                batches.append(batch["id"].filter(pc.invert(batch["kept"])).to_numpy(zero_copy_only=False))
-        ids = np.concatenate([*batches, np.empty(0, np.int64)])
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, MalformedError) as error:
-        raise _bad_groups(f"{path} cannot be read: {error}") from error
-    if (build is not None and note.build != build) or (run is not None and note.run != run):
-        raise _bad_groups(f"the ids in {path} are those of another {'run' if build is None else 'index'}")
-    return np.unique(ids)
-
-
-def _bad_groups(message: str) -> InputError:
-    return InputError(
-        message, next_step=f"give the {GROUPS} that `embq index dedup` wrote for these rows", code="bad_groups"
-    )

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embq.core.formats.duplicate_groups import GROUP_SCHEMA, NOTE
 from embq.core.storage.durable import drop
 from embq.index.change.deletes import deleted_bits
 from embq.index.collection.collection import faults
@@ -40,13 +41,6 @@ PIECE = 65_536
 """Labels, or pairs, in memory at a time."""
 BINS = 200
 """Bars of the histogram of cosines, from -1 to 1 in equal steps."""
-
-GROUP_SCHEMA = pa.schema(
-    [("id", pa.int64()), ("key", pa.string()), ("group", pa.int64()), ("kept", pa.bool_()), ("cosine", pa.float32())]
-)
-"""Columns of the groups: `group` is the id of the row that is kept, and `cosine` that to it."""
-NOTE = b"embq"
-"""Key of the file's own metadata, JSON: which rows the ids mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

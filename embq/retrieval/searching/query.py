@@ -21,7 +21,7 @@ from embq.core import wire
 from embq.core.arguments import check, described, refuse_set, refused
 from embq.core.errors import InputError, MalformedError, SampleError, UsageError
 from embq.core.extras import missing
-from embq.core.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, read_conditions
+from embq.core.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json, given_conditions
 
 T = TypeVar("T")
 
@@ -412,15 +412,6 @@ def _check_item(place: int, item: Any) -> None:
             f"item {place} of the queries is {described(item)}",
             next_step="give texts, images as bytes or pathlib.Path, or vectors",
         )
-
-
-def given_conditions(where: Any) -> tuple[Condition, ...]:
-    """Conditions in any of their forms, none for None; UsageError if they are no list."""
-    if where is None:
-        return ()
-    if not isinstance(where, Iterable) or isinstance(where, (bytes, Mapping)):
-        raise refused("where", where, 'a condition or a list of them, such as ["year >= 2020"]')
-    return read_conditions(where)
 
 
 def _row_ids(name: str, rows: Any) -> tuple[int, ...]:

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import redis
-from redis.exceptions import RedisError
 
-from embq.app.status.broker_snapshot import BrokerSnapshot, Reports, take_snapshots
-from embq.app.status.fleet import FleetStatus, fleet_of
+from embq.app.status.fleet import FleetStatus
+from embq.app.status.folder_runs import FolderRuns
 from embq.app.status.overview import OverviewMonitor
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import connect
-from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import EmbqError, command_line
-from embq.core.queue.heartbeats import live_workers, services
+from embq.core.errors import command_line
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.queue.uploads import UploadProgress
 from embq.core.redaction import masked
 from embq.core.run.control import RunState
-from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 from embq.index.index_files.files import LOCK, Attempt, attempted
 from embq.index.workers.builds import announced
-
-DEPTH = 5
-"""Folders between a folder that a user names and a run in it."""
-MOST_FOLDERS, MOST_RUNS = 20_000, 1_000
-"""Limits of one search for runs."""
-SEARCH_S = 10.0
-"""Between two searches for new runs."""
-SEARCH_REST = 20
-"""The same, in times of a search: of a large tree it takes seconds."""
-SERVER_S = 2.0
-"""Between two looks for the server of an `embq run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,100 +132,34 @@ class BrokerSource:
 
 
 class FolderSource:
-    """The runs in and below a folder, with the private servers of `embq run` if some work on them.
+    """The runs and indexes in and below a folder.
 
     Args:
-        folder: of a run, or above runs.
-
-    Attributes:
-        unreadable: output folder -> why it cannot be read.
+        folder: of a run or an index, or above them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
-        self._folder = folder
-        self._runs: dict[Path, _FolderRun] = {}
-        self.unreadable: dict[Path, str] = {}
-        self._indexes: list[Path] = []
-        self._search_at = 0.0
+        self._runs = FolderRuns(folder, index_file=LOCK)
 
     def poll(self, now_s: float) -> Seen:
-        """The runs now; one whose folder cannot be read is left out until the next search."""
-        if time.monotonic() >= self._search_at:
-            began = time.monotonic()
-            listed = dict(runs_and_indexes(self._folder))
-            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root, is_run in listed.items() if is_run}
-            self._indexes = [index for index, is_run in listed.items() if not is_run]
-            self.unreadable.clear()
-            took_s = time.monotonic() - began
-            self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
-        runs, fleets = [], []
-        for root, item in self._runs.items():
-            if root in self.unreadable:
-                continue
-            try:
-                run, fleet = item.poll(now_s)
-            except EmbqError as error:  # no run of embq, or a damaged one: `embq status` says why
-                self.unreadable[root] = error.message
-                continue
-            runs.append(run)
-            fleets += [] if fleet is None else [fleet]
-        builds = [build for index in self._indexes if (build := build_at(index)) is not None]
+        """The runs and builds at `now_s`, since the epoch; unreadable runs are left out until the next search."""
+        states = self._runs.poll()
+        runs = [_view(state.monitor, state.progress, state.client, now_s, local=True) for state in states]
+        fleets = [state.fleet for state in states if state.fleet is not None]
+        builds = [build for index in self._runs.indexes if (build := build_at(index)) is not None]
         return Seen(runs=runs, fleets=fleets, builds=builds)
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
         """See `BrokerSource.registered`; of a run that an `embq run` works on."""
-        for item in self._runs.values():
-            if item.client is not None and item.run == run and (record := registered(item.client).get(run)) is not None:
-                return record, item.client
-        return None
+        return self._runs.registered(run)
 
     def close(self) -> None:
         """Close the connections."""
-        for item in self._runs.values():
-            item.leave()
+        self._runs.close()
 
 
 Source = BrokerSource | FolderSource
-
-
-class _FolderRun:
-    """A run in a folder of this machine."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.run = ""
-        self.client: redis.Redis | None = None
-        self._monitor: RunMonitor | None = None
-        self._server_at = 0.0
-
-    def poll(self, now_s: float) -> tuple[RunView, FleetStatus | None]:
-        if self.client is None and time.monotonic() >= self._server_at:
-            self._server_at = time.monotonic() + SERVER_S
-            if url := EmbeddedServer.find(Layout(self.root).broker):
-                self.client, self._monitor = connect(url), None
-        try:
-            return self._poll(now_s)
-        except RedisError:  # the `embq run` has ended
-            self.leave()
-            return self._poll(now_s)
-
-    def _poll(self, now_s: float) -> tuple[RunView, FleetStatus | None]:
-        if self._monitor is None:
-            self._monitor = RunMonitor(self.root, self.client)
-            self.run = self._monitor.info.run
-        ledger = self._monitor.ledger()
-        if ledger is None or self.client is None:
-            return _view(self._monitor, self._monitor.progress(BrokerSnapshot()), None, now_s, local=True), None
-        workers, reports = live_workers(self.client), services(self.client)
-        progress = self._monitor.progress(take_snapshots([ledger], Reports(workers), reports)[0])
-        fleet = fleet_of(self.client, registered(self.client), workers, reports)
-        return _view(self._monitor, progress, self.client, now_s, local=True), fleet
-
-    def leave(self) -> None:
-        if self.client is not None:
-            self.client.close()
-        self.client, self._monitor = None, None
 
 
 def _view(
@@ -273,23 +190,6 @@ def build_at(index: Path) -> SeenBuild | None:
         return None
     attempt, at_work = last_attempt
     return SeenBuild(str(index), "running" if at_work else "failed" if attempt.error else "interrupted", attempt)
-
-
-def runs_and_indexes(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """(folder, whether it is of a run) of each run and index in and below a folder, at most `MOST_RUNS`; of what is
-    below a run, its indexes."""
-    count = 0
-    for looked, (path, names, files) in enumerate(os.walk(folder, followlinks=False), start=1):
-        is_run = "run.json" in files
-        if is_run or LOCK in files:
-            names[:] = [name for name in names if is_run and name == "index"]
-            count += 1
-            yield Path(path), is_run
-        if count >= MOST_RUNS or looked >= MOST_FOLDERS:
-            return
-        if len(Path(path).relative_to(folder).parts) >= DEPTH:
-            names.clear()
-        names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
 
 
 def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[Source]:

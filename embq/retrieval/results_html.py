@@ -1,26 +1,15 @@
-"""HTML of a run and of results for notebooks: no script, and every text escaped."""
+"""HTML of results for notebooks: no script, and every text escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from embq.core.redaction import cut, masked, printable
+from embq.app.output.html import shown
 
 if TYPE_CHECKING:
     from embq.retrieval.searching.query import Result
-
-MOST_TEXT = 200
-"""Characters of a text that are shown."""
-
-
-def facts_html(facts: Mapping[str, str]) -> str:
-    """Facts by their names, as a table."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{name}</th><td>{_shown(text)}</td></tr>" for name, text in facts.items()
-    )
-    return f"<table>{rows}</table>"
 
 
 def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
@@ -33,7 +22,7 @@ def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
         return f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{''.join(map(_tile, results, pictures))}</div>"
     head = "<tr><th>score</th><th style='text-align:left'>key</th><th style='text-align:left'>caption</th></tr>"
     rows = "".join(
-        f"<tr><td>{result.score:.3f}</td><td>{_shown(result.key)}</td><td>{_shown(result.caption or '')}</td></tr>"
+        f"<tr><td>{result.score:.3f}</td><td>{shown(result.key)}</td><td>{shown(result.caption or '')}</td></tr>"
         for result in results
     )
     return f"<table>{head}{rows}</table>"
@@ -41,9 +30,5 @@ def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
 
 def _tile(result: Result, picture: str) -> str:
     image = f"<img src='{escape(picture)}' style='width:160px;height:160px;object-fit:contain'>" if picture else ""
-    caption = f"<figcaption>{result.score:.3f} {_shown(result.key)}</figcaption>"
+    caption = f"<figcaption>{result.score:.3f} {shown(result.key)}</figcaption>"
     return f"<figure style='width:160px;margin:0'>{image}{caption}</figure>"
-
-
-def _shown(text: str) -> str:
-    return escape(printable(masked(cut(text, MOST_TEXT))))

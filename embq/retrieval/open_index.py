@@ -13,7 +13,7 @@ import numpy as np
 
 from embq.core.arguments import check, listed, path_text, python_errors, whole_number
 from embq.core.errors import EmbqError, InputError, UsageError
-from embq.retrieval.output.html import results_html
+from embq.retrieval.results_html import results_html
 from embq.retrieval.searching.local import OpenIndex
 from embq.retrieval.searching.query import Query, Result, split
 

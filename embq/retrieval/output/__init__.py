@@ -1,1 +1,0 @@
-"""Searches of an opened output, and how notebooks show its rows."""
