@@ -24,13 +24,13 @@ import redis
 from starlette.applications import Starlette
 
 from bench.report import write
+from embq.app.services.http_server import bound, server_of
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
 from embq.core.queue.reporting import this_service
 from embq.core.queue.runs import register
 from embq.core.queue.scripts import load_scripts
-from embq.retrieval.serving.server import bound, server_of
 from embq.retrieval.ui.fleet.fragments import Fragments
 from embq.retrieval.ui.fleet.history import Histories
 from embq.retrieval.ui.fleet.live import frame

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from embq.app.cli.entry_point import FOREIGN_VERBS
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import option
 from embq.app.cli.shared_options import json_option, quiet_option
+from embq.app.cli.verb_table import FOREIGN_VERBS
 from embq.compat.fire import FireCommand, FireOption, fire_option, names_of, note, run_verb
 from embq.core.errors import UsageError
 

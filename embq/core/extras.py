@@ -67,6 +67,12 @@ def is_installed(package: str) -> bool:
         return sys.modules.get(package) is not None
 
 
+def missing_extras(extras: Iterable[str]) -> str:
+    """The command that installs what extras lack here; "" if they lack nothing."""
+    lacking = [package for extra in extras for package in PACKAGES[extra] if not is_installed(package)]
+    return install(lacking, extras) if lacking else ""
+
+
 def missing(package: str, message: str = "", *, next_step: str = "", code: str = "") -> MissingPackageError:
     """The error for a package that is not installed here.
 

@@ -9,9 +9,9 @@ import embq
 from embq.app.doctor.check import Check
 from embq.core.extras import missing
 from embq.core.process.children import run_python
+from embq.core.remote.ray_cluster import join, settle
 from embq.core.settings import child_environment
 from embq.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in
-from embq.fleet.ray_cluster import join, settle
 
 NAMESPACE = "embq"
 PLACE_S = 60.0

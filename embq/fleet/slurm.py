@@ -1,4 +1,4 @@
-"""The launcher of a fleet on a Slurm cluster: a job array, a machine for each task, and the line of srun."""
+"""The launcher of a fleet on a Slurm cluster: a job array, a machine for each task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from embq.app.doctor.check import Check
 from embq.core.errors import UsageError
 from embq.core.process.children import python
+from embq.core.remote.slurm import srun
 from embq.core.settings import child_environment
 from embq.fleet.launcher import GRACE_S, FleetMember, answer_in, called, late, log_end, rows_of
 from embq.fleet.member import fleet_folder, remove_files
@@ -35,17 +36,6 @@ unset EMBQ_FLEET EMBQ_FLEET_MACHINES
 exec {srun} <<< "$order"
 """
 """The batch script. Secrets come in its environment, which sbatch hands on and only root and Slurm can read."""
-
-
-def srun(command: Sequence[str], *, nodes: int, tasks: int, cpus: int | None = None) -> list[str]:
-    """Slurm's srun of a command.
-
-    Args:
-        tasks: on each node.
-        cpus: cores of each task; None leaves that to the partition.
-    """
-    options = ["srun", "--nodes", str(nodes), "--ntasks-per-node", str(tasks)]
-    return [*options, *(["--cpus-per-task", str(cpus)] if cpus else []), *command]
 
 
 class SlurmLauncher:

@@ -21,6 +21,7 @@ from embq.app.cli.shared_options import (
     precision_option,
     threads_option,
 )
+from embq.app.cli.verb_table import BENCH_VERBS
 
 experiment_options = option_group(
     model_option(
@@ -81,7 +82,7 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
 @click.group(
     "bench",
     cls=LazyGroup,
-    later={"mmoclip": ("embq.training.verbs.mmoclip", "The MMoCLIP benchmark: ViT-L-14 on 3.2 million made-up pairs.")},
+    later=BENCH_VERBS,
     epilog="Examples: embq bench workers | embq bench devices --devices cuda:0,cuda:1,cuda:2 | embq bench unit-size",
 )
 def command() -> None:

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 import embq
-from embq.app.cli.entry_point import VERBS
+from embq.app.cli.verb_table import VERBS
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.process.children import die_with_parent, python, stop
 from embq.core.process.current_folder import READERS

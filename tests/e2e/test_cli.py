@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy.requirements import requirements
-from embq.app.cli.entry_point import VERBS
+from embq.app.cli.verb_table import VERBS
 from embq.core.broker.embedded import EmbeddedServer
 from tests.e2e.session import Command, await_in, called, closed, started, write_texts
 from tests.e2e.session import process_ended as ended

@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from embq.app.cli.entry_point import VERBS, cli
+from embq.app.cli.entry_point import cli
+from embq.app.cli.verb_table import VERBS
 from embq.app.export.targets import FOLDERS, TABLES
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import Exit

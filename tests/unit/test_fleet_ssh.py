@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from embq.core.errors import ConfigError, UsageError
-from embq.fleet.ssh import away, read_hosts, ssh_launcher, ssh_line, words
+from embq.core.remote.ssh import away, ssh_line, words
+from embq.fleet.ssh import read_hosts, ssh_launcher
 
 
 @pytest.mark.parametrize("act", ["drain", "remove", "states"])

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from embq.app.cli.sections import no_such_option
+from embq.core.extras import missing_extras
 
 
 class LazyGroup(click.Group):
@@ -24,6 +25,7 @@ class LazyGroup(click.Group):
         unlisted: name -> module, as of `later`; its help is not in the list.
         foreign: name of a command in another tool -> suggestions.
         headings: heading -> the names below it; without them all are below "Commands".
+        extras: name -> extras of embq that the command needs; the list says how to install those that are missing.
         default: command that is meant where the first argument is no name of one.
     """
 
@@ -34,6 +36,7 @@ class LazyGroup(click.Group):
         unlisted: Mapping[str, str] | None = None,
         foreign: Mapping[str, list[str]] | None = None,
         headings: Mapping[str, Sequence[str]] | None = None,
+        extras: Mapping[str, Sequence[str]] | None = None,
         default: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -42,6 +45,7 @@ class LazyGroup(click.Group):
         self.unlisted = dict(unlisted or {})
         self.foreign = dict(foreign or {})
         self.headings = dict(headings or {})
+        self.extras = dict(extras or {})
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -104,6 +108,9 @@ class LazyGroup(click.Group):
         """The list of commands, without importing any."""
         lines = {name: command.get_short_help_str(100) for name, command in self.commands.items()}
         lines |= {name: line for name, (_, line) in self.later.items()}
+        for name in lines.keys() & self.extras.keys():
+            if lacking := missing_extras(self.extras[name]):
+                lines[name] += f" Needs {lacking}."
         for heading, names in (self.headings or {"Commands": [*lines]}).items():
             with formatter.section(heading):
                 formatter.write_dl([(name, lines[name]) for name in names])

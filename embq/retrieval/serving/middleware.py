@@ -17,17 +17,13 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
+from embq.app.services.http_server import MOST_IN_FLIGHT
 from embq.core.networks import HostNames, client_network
 from embq.retrieval.serving.http_errors import HttpError, error_response
 from embq.retrieval.serving.metrics import Metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-MOST_IN_FLIGHT = 256
-"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it. Of one
-client above three quarters of it, so that none keeps out the others by itself."""
-
 
 HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "X-Content-Type-Options": "nosniff"}
 """Of every answer that is no page: a browser that opens it runs nothing and loads nothing."""

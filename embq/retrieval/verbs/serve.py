@@ -156,12 +156,12 @@ def serve_pages(
         announce: line that is printed when requests can be sent; {url} is replaced.
         started: called with the URL then.
     """
+    from embq.app.services.http_server import bound, serve
     from embq.core.errors import UsageError
     from embq.core.networks import HostNames, is_loopback
     from embq.core.service.log import Events, configure, is_json
     from embq.retrieval.serving.app import application
     from embq.retrieval.serving.middleware import AccessRules
-    from embq.retrieval.serving.server import bound, serve
     from embq.retrieval.ui.fleet.pages import FleetPages
     from embq.retrieval.ui.fleet.sources import sources_of
     from embq.retrieval.ui.rendering import error_page

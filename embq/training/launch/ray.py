@@ -31,8 +31,8 @@ from embq.core.errors import (
 )
 from embq.core.extras import missing
 from embq.core.process.limits import cores
+from embq.core.remote.ray_cluster import FilteredStream, join, of_our_own, settle
 from embq.core.settings import Settings
-from embq.fleet.ray_cluster import FilteredStream, join, of_our_own, settle
 from embq.training.launch.child_process import stop_requests
 from embq.training.launch.launch_options import Where, passed_on
 from embq.training.launch.member import attempt

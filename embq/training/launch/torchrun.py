@@ -25,7 +25,7 @@ from unittest import mock
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON, python
 from embq.core.redaction import masked
-from embq.fleet.slurm import srun
+from embq.core.remote.slurm import srun
 from embq.training.launch.outcomes import OUTCOMES, ProcessOutcome, killed
 
 MODULE = "embq.training.launch.torchrun"

@@ -26,9 +26,9 @@ def command(folder: str, host: str, port: int) -> None:
     There is no authentication: everyone who reaches the server may read. It listens on the loopback unless --host is
     given.
     """
+    from embq.app.services.http_server import serve
     from embq.core.networks import Address, bound, is_loopback
     from embq.core.service.log import Events, configure, is_json
-    from embq.retrieval.serving.server import serve
     from embq.training.shards.serving import app
 
     if not os.path.isdir(folder):

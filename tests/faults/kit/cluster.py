@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import redis
 
-from embq.app.cli.entry_point import VERBS
+from embq.app.cli.verb_table import VERBS
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import server_binary
 from embq.core.process.children import die_with_parent

@@ -19,10 +19,10 @@ from embq.retrieval.ui.fleet.run_list import ALL_RUNS, RunQuery
 from embq.retrieval.ui.fleet.snapshot import FleetSnapshot, Sampler
 
 MOST_STREAMS = 400
-"""Below the limit of connections of one client, see `embq.retrieval.serving.server`. Of one client at most three
+"""Below the limit of connections of one client, see `embq.app.services.http_server`. Of one client at most three
 quarters of it, so that none keeps out the others by itself."""
 STREAM_S = 90.0
-"""Less than `embq.retrieval.serving.server.ANSWER_S`."""
+"""Less than `embq.app.services.http_server.ANSWER_S`."""
 QUIET_S = 15.0
 """Time without an event after which a comment shows that the connection stands."""
 RETRY_MS = 2_000

@@ -23,11 +23,14 @@ from embq.core import networks
 from embq.core.networks import Address, client_network
 from embq.core.process.limits import open_files
 from embq.core.service.log import Events
-from embq.retrieval.serving.middleware import MOST_IN_FLIGHT
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
+
+MOST_IN_FLIGHT = 256
+"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it. Of one
+client above three quarters of it, so that none keeps out the others by itself."""
 
 MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT
 """The limit for one client is above that of concurrent requests: all may come through one proxy, which is to get the

@@ -1,0 +1,1 @@
+"""Commands on other machines: by ssh, by Slurm's srun, on a Ray cluster."""
