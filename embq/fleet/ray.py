@@ -7,9 +7,9 @@ from typing import Any
 
 import embq
 from embq.app.doctor.check import Check
+from embq.app.remote.ray_cluster import join, settle
 from embq.core.extras import missing
 from embq.core.process.children import run_python
-from embq.core.remote.ray_cluster import join, settle
 from embq.core.settings import child_environment
 from embq.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in
 

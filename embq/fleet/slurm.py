@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from embq.app.doctor.check import Check
+from embq.app.remote.slurm import srun
 from embq.core.errors import UsageError
 from embq.core.process.children import python
-from embq.core.remote.slurm import srun
 from embq.core.settings import child_environment
 from embq.fleet.launcher import GRACE_S, FleetMember, answer_in, called, late, log_end, rows_of
 from embq.fleet.member import fleet_folder, remove_files

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import embq
 from embq.app.doctor.check import Check
+from embq.app.remote.ssh import FAILED, away, check_hosts, ssh_line
 from embq.core.errors import ConfigError, UsageError
 from embq.core.process.children import ending, python
-from embq.core.remote.ssh import FAILED, away, check_hosts, ssh_line
 from embq.fleet.launcher import CHECK_S, Answer, AskingLauncher, FleetMember, answer_in, output_of
 
 

@@ -105,7 +105,7 @@ def _launcher(
     patch: Path | None,
 ) -> tuple[Launcher, list[str]]:
     """The launcher that the options name, and the machines that `up` starts by it."""
-    from embq.core.remote.ssh import check_hosts, words
+    from embq.app.remote.ssh import check_hosts, words
     from embq.fleet.ssh import read_hosts, ssh_launcher
 
     executable = remote_python or PYTHON

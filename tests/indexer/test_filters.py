@@ -15,11 +15,12 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import EmbqError, InputError, UsageError
-from embq.core.filter import selection
 from embq.core.filter.condition import OPS, Condition, read_condition
+from embq.core.filter.evaluation import matches
 from embq.index.change.compaction import compact
 from embq.index.change.deletes import delete
 from embq.index.collection.parts import NAMES
+from embq.index.filter import selection
 from embq.index.filter.columns import column_values
 from embq.index.filter.selection import Selection, Selections
 from embq.index.index_files.identity import BATCH_ROWS, Identity, write_identity
@@ -303,7 +304,7 @@ def test_a_long_text_that_many_rows_share_is_compared_once() -> None:
     column = pa.DictionaryArray.from_arrays(codes, texts)
     before, most = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
     for op, value, count in (("=", "source 6", 1), ("!=", "source 6", 498), ("=", "nothing", 0)):
-        found = selection.matches(column, Condition("source", op, value))
+        found = matches(column, Condition("source", op, value))
         assert (len(found), found.null_count, pc.sum(found).as_py()) == (500, 0, count)
     assert pa.default_memory_pool().max_memory() <= max(most, before + 100_000_000)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from embq.app.remote.ray_cluster import FilteredStream, check_answer
 from embq.core.broker.embedded import server_binary
 from embq.core.errors import AwayError, ConfigError, UsageError
 from embq.core.process.limits import cores
-from embq.core.remote.ray_cluster import FilteredStream, check_answer
 from embq.training.launch.launch_options import check_address
 from embq.training.launch.ray import share_cores
 from embq.training.launch.ssh_host import free_port

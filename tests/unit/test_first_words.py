@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import embq
-from embq.app.cli.entry_point import cli
+from embq.app.cli.entry_point import cli, run
 from embq.app.cli.sections import FOREIGN_OPTIONS
-from embq.app.cli.verb_table import VERBS, run
+from embq.app.cli.verb_table import VERBS
 from embq.core.errors import Exit, ModelError
 from embq.core.model_names import suggestions
 from embq.core.models import FAMILIES, ModelSpec

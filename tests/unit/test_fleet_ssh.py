@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from embq.app.remote.ssh import away, ssh_line, words
 from embq.core.errors import ConfigError, UsageError
-from embq.core.remote.ssh import away, ssh_line, words
 from embq.fleet.ssh import read_hosts, ssh_launcher
 
 

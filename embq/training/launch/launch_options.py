@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from embq.app.cli.sections import GENERAL, section
+from embq.app.remote.ssh import check_hosts, words
 from embq.core.errors import UsageError
-from embq.core.remote.ssh import check_hosts, words
 from embq.training.run.options import COUNT, DEVICE, FROM_0, option, options_of
 
 LAUNCHERS = ("local", "ssh", "ray")

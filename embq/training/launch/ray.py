@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import click
 
 import embq
+from embq.app.remote.ray_cluster import FilteredStream, join, of_our_own, settle
 from embq.core.errors import (
     ConfigError,
     DeviceError,
@@ -31,7 +32,6 @@ from embq.core.errors import (
 )
 from embq.core.extras import missing
 from embq.core.process.limits import cores
-from embq.core.remote.ray_cluster import FilteredStream, join, of_our_own, settle
 from embq.core.settings import Settings
 from embq.training.launch.child_process import stop_requests
 from embq.training.launch.launch_options import Where, passed_on

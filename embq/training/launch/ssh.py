@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 import embq
+from embq.app.remote.ssh import ssh_line
 from embq.core.errors import AwayError, ConfigError, Exit, InputError
 from embq.core.process.children import PYTHON, python
-from embq.core.remote.ssh import ssh_line
 from embq.training.launch.child_process import MEMBER
 from embq.training.launch.devices import threads_of
 from embq.training.launch.launch_options import Where, meeting_point, passed_on

@@ -17,11 +17,11 @@ from typing import IO, Any, TextIO
 
 import msgspec
 
+from embq.app.remote.ssh import FAILED, away
 from embq.core import wire
 from embq.core.errors import AwayError, ConfigError, Exit, MalformedError
 from embq.core.process.children import MARK, kill, start
 from embq.core.redaction import printable
-from embq.core.remote.ssh import FAILED, away
 from embq.training.launch.child_process import GRACE_S, LOOK_S, stop_requests
 from embq.training.launch.outcomes import ProcessOutcome, by_signal, cause, verdict
 from embq.training.launch.ssh_host import BEAT_S, HostReport, Question

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from embq.app.remote.slurm import srun
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON, python
 from embq.core.redaction import masked
-from embq.core.remote.slurm import srun
 from embq.training.launch.outcomes import OUTCOMES, ProcessOutcome, killed
 
 MODULE = "embq.training.launch.torchrun"
