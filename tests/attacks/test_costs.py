@@ -12,7 +12,7 @@ import pytest
 
 from embq.core.cards import CARDS, names
 from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
-from embq.core.filter import selection
+from embq.core.filter import evaluation
 from embq.core.filter.condition import Condition
 from embq.core.redaction import MAX_TEXT, cut, masked
 from embq.fleet import launcher
@@ -156,4 +156,4 @@ def test_lists_claim_no_more_than_their_file_has(tmp_path: Path, content: bytes)
 def test_a_filter_with_a_number_of_too_many_digits_is_refused() -> None:
     condition = Condition("n", "=", "9" * 5000)
     with pytest.raises(InputError, match="holds numbers"):
-        selection._number(condition.value, condition)
+        evaluation._number(condition.value, condition)

@@ -19,11 +19,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from embq.app.services import http_server as server_module
 from embq.app.services.http_server import bound, server_of
 from embq.core.networks import client_network
 from embq.core.rows.spec import RowSpec
 from embq.core.service import log
-from embq.retrieval.serving import server as server_module
 from embq.retrieval.ui.fleet.live import MOST_STREAMS
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl

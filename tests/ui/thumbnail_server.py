@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from embq.app.cli.entry_point import run
+from embq.app.services import http_server as server
 from embq.core.errors import Exit
 from embq.core.networks import HostNames
-from embq.retrieval.serving import server
 from embq.retrieval.serving.app import Serving, application
 from embq.retrieval.serving.middleware import AccessRules
 from embq.retrieval.ui.thumbnails.routes import Thumbnails
