@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from embq.app.cli import entry_point
+from embq.app.services.http_server import MOST_IN_FLIGHT
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
-from embq.retrieval.serving.middleware import MOST_IN_FLIGHT
 from embq.worker.embedders.stub import stub_vector
 from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from embq.app.services.http_server import MOST_IN_FLIGHT
 from embq.core.errors import DeviceError, EmbqError, InputError
 from embq.core.process.libraries import version_of
 from embq.core.rows.spec import RowSpec
@@ -32,7 +33,7 @@ from embq.retrieval.serving.app import Serving, answering, json_body
 from embq.retrieval.serving.embeddings.loading import Loaded
 from embq.retrieval.serving.embeddings.model import Job, ServedModel
 from embq.retrieval.serving.http_errors import HttpError
-from embq.retrieval.serving.middleware import MOST_IN_FLIGHT, client_of
+from embq.retrieval.serving.middleware import client_of
 from embq.retrieval.serving.unread_answers import CountedResponse, require_read
 
 MOST_BODY = 4 * 2**20
