@@ -21,7 +21,6 @@ from embq.sources.access.patterns import expand_braces, matcher
 from tests.attacks.expressions import ROOT, attacks, call_of, expressions, is_slow
 
 EXAMPLES = {
-    "app/planning/speeds.py: pattern": [r", \d+ cores$"],
     "core/cards.py: names(name)": [names(card) for card in CARDS],
     "core/process/limits.py: f'^(?:{names})\\\\s*: (.*)$'": [],  # of /proc/cpuinfo, which is the kernel's
     "core/queue/uploads.py: f'run\\\\.json|manifest/\\\\d{{5}}\\\\.parquet|{INPUTS}/[0-9a-f]{{5,16}}(/[^/\\\\0]+)+'": [

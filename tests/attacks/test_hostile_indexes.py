@@ -383,7 +383,7 @@ OWN_FILES = {
     *("lab/services.py", "core/process/limits.py", "index/plan/build_options.py", "index/stages/task.py"),
     *("training/launch/member.py", "index/workers/service.py"),
     # the user's choice on the command line, which may be a pipe
-    *("fleet/ssh.py", "app/planning/request_plan.py", "retrieval/searching/query.py", "core/settings.py"),
+    *("fleet/ssh.py", "retrieval/searching/query.py", "core/settings.py"),
     *("app/embedding/items.py", "training/classify/inputs.py"),
     # secrets of the user, caches and temporary folders of this process
     *("app/broker_admin/accounts.py", "app/broker_admin/certificates.py", "fleet/fleet.py", "fleet/member.py"),

@@ -39,7 +39,7 @@ TELLING = {"config", "doctor", "completion"}
 """Verbs that list such variables themselves, or print a script."""
 
 TABLES = {
-    *("run", "enqueue", "plan", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
+    *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
     *("atlas", "serve", "ui", "clip-retrieval", "autofaiss", *UNLISTED),
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""

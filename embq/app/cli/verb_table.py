@@ -35,7 +35,6 @@ VERBS = {
     "autofaiss": ("embq.compat.autofaiss", "Run published commands of autofaiss."),
     "broker": ("embq.app.verbs.broker", "Make users, passwords and certificates for a broker."),
     "fleet": ("embq.fleet.verbs", "Start, show, drain and end workers on many machines."),
-    "plan": ("embq.app.verbs.plan", "Tell time, cost and needs of a run on planned devices."),
     "producer": ("embq.app.verbs.services:producer", "Run the resident feeder."),
     "worker": ("embq.app.verbs.services:worker", "Run one worker process per device."),
     "writer": ("embq.app.verbs.services:writer", "Run the single writer."),
@@ -46,7 +45,7 @@ GROUPS = {
     "Daily": ("run", "status", "search", "index", "ui"),
     "Runs": ("enqueue", "pause", "resume", "cancel", "logs", "failures", "retry", "verify", "export", "gc"),
     "Index": ("serve", "atlas"),
-    "Fleet": ("plan", "producer", "worker", "writer", "fleet", "broker", "health"),
+    "Fleet": ("producer", "worker", "writer", "fleet", "broker", "health"),
     "More": ("doctor", "config", "bench", "shards", "train", "clip-retrieval", "autofaiss", "completion"),
 }
 """Heading of `embq --help` -> the verbs below it."""
