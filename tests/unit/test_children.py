@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embq.core.errors import (
@@ -26,8 +29,10 @@ from embq.core.errors import (
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
+from embq.core.units import Unit
 from embq.indexer.stages.process import answer
 from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
+from embq.sources.access.files import etag
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_process import client
 from tests.support.waiting import has_ended, wait_until
@@ -175,11 +180,23 @@ def test_every_program_that_is_started_first_answers_when_it_has_started(argumen
 LATE = "import sys, time\nfor _ in sys.stdin:\n    time.sleep(0.5)\n    print('\\x1eup', flush=True)"
 
 
-def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.05)
+@pytest.fixture
+def _many_files() -> Iterator[None]:
+    """This process has so many open files that the next ones are beyond what select() takes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_many_files")
+def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.05)
     waits: list[int] = []
     child = JsonChild("-c", LATE)
     try:
@@ -187,9 +204,18 @@ def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pyte
         assert waits
     finally:
         child.kill()
-        for file in files:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_many_files")
+def test_the_answer_of_a_reader_is_waited_for_also_in_a_process_of_many_files(tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": ["a"], "author": ["b"]}), table)
+    reader = client.Process(*client.SERVER, "60")
+    try:
+        unit = Unit(kind="parquet", source=str(table), etag=etag(table.stat()))
+        assert reader.query(unit, wait_s=60.0)
+    finally:
+        reader.kill()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import io
 import json
-import select
+import selectors
 import signal
 import subprocess
 import threading
@@ -182,9 +182,10 @@ class Process(JsonChild):
             if self._stopped:
                 process.kill()
             if deadline is not None:
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([answers], [], [], left_s)[0]:
-                    process.kill()
+                with selectors.DefaultSelector() as selector:  # select() takes no descriptor from 1,024 on
+                    selector.register(answers, selectors.EVENT_READ)
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        process.kill()
             if answers.peek(1):
                 return self._frame(unit)
             status = self._ended()
