@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -9,15 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embq.app.serving.http_errors import HttpError
+from embq.app.ui.thumbnails.decoder import Decoders
 from embq.core.errors import (
+    ConfigError,
     EmbqError,
+    ExhaustedError,
     InputError,
     MalformedError,
     OutsideError,
@@ -28,6 +35,7 @@ from embq.core.errors import (
     error_of,
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
+from embq.core.queue.hints import IndexHint
 from embq.core.settings import child_environment
 from embq.core.units import Unit
 from embq.indexer.stages.process import answer
@@ -35,6 +43,7 @@ from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
 from embq.sources.access.files import etag
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_process import client
+from embq.worker.index_service import IndexService
 from tests.support.waiting import has_ended, wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
@@ -232,3 +241,43 @@ def test_a_process_that_does_not_start_is_an_error_and_is_ended(
     with pytest.raises(error):
         child.start()
     assert child.pid == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (errno.EIO, ConfigError, "the process that reads tables cannot be started: Input/output error"),
+        (errno.EMFILE, ExhaustedError, "all files that this process may open at once are open"),
+    ],
+)
+def test_a_reader_that_the_system_does_not_start_is_an_error_of_the_machine(
+    number: int, error: type[EmbqError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, number))
+    reader = client.Process(*client.SERVER)
+    with pytest.raises(error, match=message):
+        reader.start_for(Unit(kind="parquet", source="/nowhere"))
+    assert reader.pid == 0
+
+
+def test_a_decoder_that_the_system_does_not_start_is_to_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, errno.EMFILE))
+    with pytest.raises(HttpError, match="cannot be started: Too many open files") as refused:
+        Decoders(1).thumbnail(b"", 16)
+    assert refused.value.status == 503
+
+
+def test_a_step_of_an_index_whose_process_the_system_does_not_start_is_an_error_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, errno.EIO))
+    monkeypatch.setattr(IndexService, "_is_ours", lambda *_: True)
+    service = object.__new__(IndexService)
+    service._child = JsonChild("-c", "")  # type: ignore[assignment]
+    hint = IndexHint(run="0" * 16, gen="1-0", u=0, unit={"stage": "add"})
+    with pytest.raises(ConfigError, match="cannot be started: Input/output error"):
+        service._claim(hint, None)  # type: ignore[arg-type]
+
+
+def _refused(number: int, *_: object, **__: object) -> NoReturn:
+    raise OSError(number, os.strerror(number), sys.executable)

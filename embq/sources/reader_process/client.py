@@ -23,7 +23,7 @@ import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, SourceError
 from embq.core.process.children import ChildEndedError, JsonChild, ending
-from embq.core.process.limits import decoded_bytes
+from embq.core.process.limits import decoded_bytes, exhausted
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach, current
 from embq.sources.interface import Moved, unwatched
@@ -118,7 +118,8 @@ class Process(JsonChild):
         return json.loads(content)
 
     def start_for(self, unit: Unit, on_wait: Moved = unwatched) -> None:
-        """Start the process and import the libraries for a unit; raise ConfigError if that fails."""
+        """Start the process and import the libraries for a unit; raise ConfigError if that fails, ExhaustedError if
+        memory, processes or files are used up."""
         for is_last in (False, True):
             try:
                 return self.start(unit.kind, on_wait)
@@ -126,6 +127,8 @@ class Process(JsonChild):
                 # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
                 if is_last or isinstance(error, TimeoutError):
                     raise self._unusable(str(error)) from error
+            except OSError as error:
+                raise exhausted(error) or self._unusable(f"cannot be started: {error.strerror}") from error
         return None
 
     def read(
