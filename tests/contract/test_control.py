@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_paused_run_is_paused_after_the_broker_lost_everything(run: RunCase) -
 
 def test_a_broker_that_lost_its_last_second_is_put_right(run: RunCase) -> None:
     writer = run.writer()
-    save_control(run.layout, Control(state="paused"))
+    save_control(run.layout, Control(state=RunState.PAUSED))
     writer = run.writer()
     run.client.hset(run.key("meta"), "state", "running")
     run.clock.advance(3)
@@ -259,6 +260,19 @@ def test_a_file_that_cannot_be_understood_is_an_error_with_its_name(run: RunCase
     run.layout.control.write_text(text)
     with pytest.raises(OutputError, match=r"control\.json"):
         load_control(run.layout)
+
+
+def test_a_file_on_a_failing_disk_is_not_to_be_removed(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may say that the run is paused, and a run without it goes on."""
+    save_control(run.layout, Control(state=RunState.PAUSED))
+
+    def failing(*_: object, **__: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(run.layout.control))
+
+    monkeypatch.setattr("embq.core.run.control.read_bytes", failing)
+    with pytest.raises(OutputError, match=r"control\.json cannot be read: Input/output error$") as failed:
+        load_control(run.layout)
+    assert "remove" not in failed.value.next_step
 
 
 def test_a_folder_without_the_file_is_a_run_that_goes_on(run: RunCase) -> None:

@@ -14,9 +14,10 @@ import redis
 
 from embq.app.gc.collect import collect
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
+from embq.core.errors import AwayError, ConfigError, InputError, OutputError, TryLaterError
 from embq.core.formats.folders import row_folders
 from embq.core.queue.result_stream import PART_SUFFIX
+from embq.core.run import checkpoint
 from embq.core.run.checkpoint import committed
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import Control, load_control, save_control
@@ -111,6 +112,26 @@ def test_parts_of_every_format_are_read_back(client: redis.Redis, root: ObjectPa
     rows = [row for table in row_tables(root) for row in table.to_pylist()]
     assert sorted(row["key"] for row in rows) == sorted(f"{u}:{i}" for u in range(4) for i in range(3))
     assert all(row["embedding"][:2] == [float(part) for part in row["key"].split(":")] for row in rows)
+
+
+@pytest.mark.parametrize("error", [AwayError("no answer"), OutputError("refused"), PermissionError(13, "denied")])
+def test_a_store_that_takes_no_checkpoint_does_not_hold_a_writer_up(
+    run: RunCase, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    replace_object, refused = ObjectPath.replace, 0
+
+    def replaced(path: ObjectPath, data: bytes) -> None:
+        nonlocal refused
+        if path.name == "checkpoint.json":
+            refused += 1
+            raise error
+        replace_object(path, data)
+
+    monkeypatch.setattr(checkpoint, "EVERY", 1)
+    monkeypatch.setattr(ObjectPath, "replace", replaced)
+    run.finish(run.writer())
+    assert refused > 2
+    assert_exact(run, root, tmp_path)
 
 
 def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase, root: ObjectPath, tmp_path: Path) -> None:

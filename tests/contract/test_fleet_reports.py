@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from embq.core.queue.heartbeats import (
     services,
 )
 from embq.core.queue.keys import RUNS, SERVICES, VERSION, service_key
-from embq.core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
+from embq.core.queue.reporting import CLOCK_OFFSET_S, Reporter, clock_ahead_s, this_service
 from embq.core.queue.runs import foreign_runs, registered
 from embq.core.queue.scripts import load_scripts
 from tests.support.outputs.run_case import make_case
@@ -292,6 +293,21 @@ def test_a_broker_that_is_set_to_lose_work_while_services_run_is_told_of_once(
     for text in (line, warning):
         assert "maxmemory-policy is allkeys-lru" in text
         assert "CONFIG SET maxmemory-policy noeviction" in text
+
+
+@pytest.mark.parametrize("own_s", [0.0, 3600.0, -3600.0])
+@pytest.mark.parametrize("at_s", [0.0, 3.0, 11.0])
+def test_a_slow_answer_of_the_broker_is_no_difference_of_clocks(
+    monkeypatch: pytest.MonkeyPatch, at_s: float, own_s: float
+) -> None:
+    """Given a command that takes 11 s, at whichever moment of them the broker reads its clock."""
+    began_s, took_s = 1_700_000_000.0, 11.0
+    clock = iter([began_s + own_s, began_s + took_s + own_s])
+    monkeypatch.setattr(reporting, "time", SimpleNamespace(time=lambda: next(clock)))
+    client: Any = SimpleNamespace(time=lambda: (int(began_s + at_s), 0))
+    ahead_s = clock_ahead_s(client)
+    assert abs(ahead_s - own_s) <= took_s
+    assert (abs(ahead_s) > CLOCK_OFFSET_S) == (own_s != 0)
 
 
 @pytest.mark.parametrize("hours", [-3, 5])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from embq.app.cli.entry_point import run
 from embq.app.local import unused_runs
 from embq.app.status.run_control import _from_folder
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import OutputError
+from embq.core.errors import Exit, OutputError
 from embq.core.run import checkpoint
 from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.commits import Commit, CommitFiles, seal_of
@@ -171,6 +174,25 @@ def test_a_missing_record_with_failures_is_named(out: Path, capsys: pytest.Captu
     record_path(out, FAILED[1]).unlink()
     assert run(["failures", str(out)]) != 0
     assert "commit record 00000006.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["", "commits"])
+@pytest.mark.parametrize("verb", ["pause", "status", "failures", "gc", "verify"])
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_storage(
+    verb: str, folder: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(call: Any, at: Any) -> Any:
+        if os.path.samestat(os.stat(at), os.stat(out / folder)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), at)
+        return call(at)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(failing, getattr(os, name)))
+    assert run([verb, str(out)]) == Exit.OUTPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error[output]" in said
+    assert str(out / folder) in said
+    assert "Input/output error" in said
 
 
 @pytest.mark.parametrize("n", [2, SAVED + 1])

@@ -38,6 +38,7 @@ from embq.core.units import Failure
 from embq.index.index_files.files import index_lock, note
 from embq.index.workers.builds import IndexBuild, IndexStage, announce
 from embq.retrieval.serving.http_errors import HttpError
+from embq.retrieval.ui.fleet import live as live_module
 from embq.retrieval.ui.fleet.fragments import Fragments, limit_sentence, top_line
 from embq.retrieval.ui.fleet.history import Histories, charts
 from embq.retrieval.ui.fleet.live import MOST_STREAMS, Live
@@ -541,6 +542,30 @@ def test_parts_are_made_once_for_all_viewers(case: RunCase, sampler: Sampler, mo
     assert len(first) == 50
     assert len(made) <= 3, "a sample may come meanwhile"
     assert live.streams == 0
+
+
+def test_a_stream_without_changes_has_comments_though_samples_go_on(
+    case: RunCase, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "QUIET_S", 0.5)
+    fragments = Fragments(Histories())
+    monkeypatch.setattr(fragments, "fleet", lambda *_, **__: {"runs": "the same"})
+    first = sampler.first(10)
+    assert first is not None
+
+    async def viewed() -> list[bytes]:
+        stream = Live(sampler, fragments).stream("", may_act=False)
+        found = [await anext(stream) for _ in range(4)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return found
+
+    resample = threading.Thread(target=lambda: [(sampler.sample(), time.sleep(0.05)) for _ in range(30)])
+    resample.start()
+    try:
+        assert awaited(asyncio.wait_for(viewed(), 20))[2:] == [b":\n\n", b":\n\n"]
+        assert resample.is_alive(), "samples came all the time"
+    finally:
+        resample.join()
 
 
 def test_streams_above_the_limit_are_refused(case: RunCase, own_server: EmbeddedServer) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embq.core.errors import (
+    ConfigError,
     EmbqError,
+    ExhaustedError,
     InputError,
     MalformedError,
     OutsideError,
@@ -26,8 +34,14 @@ from embq.core.errors import (
 )
 from embq.core.process.children import ChildEndedError, JsonChild, start, stop
 from embq.core.settings import child_environment
+from embq.core.units import Unit
 from embq.index.stages.process import answer
 from embq.index.stages.units import STAGE_MODULES, IndexUnit, Sidecar
+from embq.index.workers.hint import IndexHint
+from embq.index.workers.service import IndexService
+from embq.retrieval.serving.http_errors import HttpError
+from embq.retrieval.ui.thumbnails.decoder import Decoders
+from embq.sources.access.files import etag
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_process import client
 from tests.support.waiting import has_ended, wait_until
@@ -173,11 +187,23 @@ def test_every_program_that_is_started_first_answers_when_it_has_started(argumen
 LATE = "import sys, time\nfor _ in sys.stdin:\n    time.sleep(0.5)\n    print('\\x1eup', flush=True)"
 
 
-def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.05)
+@pytest.fixture
+def _many_files() -> Iterator[None]:
+    """This process has so many open files that the next ones are beyond what select() takes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_many_files")
+def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.process.children.START_POLL_S", 0.05)
     waits: list[int] = []
     child = JsonChild("-c", LATE)
     try:
@@ -185,9 +211,18 @@ def test_a_start_is_waited_for_also_in_a_process_of_many_files(monkeypatch: pyte
         assert waits
     finally:
         child.kill()
-        for file in files:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("_many_files")
+def test_the_answer_of_a_reader_is_waited_for_also_in_a_process_of_many_files(tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": ["a"], "author": ["b"]}), table)
+    reader = client.Process(*client.SERVER, "60")
+    try:
+        unit = Unit(kind="parquet", source=str(table), etag=etag(table.stat()))
+        assert reader.query(unit, wait_s=60.0)
+    finally:
+        reader.kill()
 
 
 @pytest.mark.parametrize(
@@ -204,3 +239,43 @@ def test_a_process_that_does_not_start_is_an_error_and_is_ended(
     with pytest.raises(error):
         child.start()
     assert child.pid == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (errno.EIO, ConfigError, "the process that reads tables cannot be started: Input/output error"),
+        (errno.EMFILE, ExhaustedError, "all files that this process may open at once are open"),
+    ],
+)
+def test_a_reader_that_the_system_does_not_start_is_an_error_of_the_machine(
+    number: int, error: type[EmbqError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, number))
+    reader = client.Process(*client.SERVER)
+    with pytest.raises(error, match=message):
+        reader.start_for(Unit(kind="parquet", source="/nowhere"))
+    assert reader.pid == 0
+
+
+def test_a_decoder_that_the_system_does_not_start_is_to_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, errno.EMFILE))
+    with pytest.raises(HttpError, match="cannot be started: Too many open files") as refused:
+        Decoders(1).thumbnail(b"", 16)
+    assert refused.value.status == 503
+
+
+def test_a_step_of_an_index_whose_process_the_system_does_not_start_is_an_error_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("embq.core.process.children.start", partial(_refused, errno.EIO))
+    monkeypatch.setattr(IndexService, "_is_ours", lambda *_: True)
+    service = object.__new__(IndexService)
+    service._child = JsonChild("-c", "")  # type: ignore[assignment]
+    hint = IndexHint(run="0" * 16, gen="1-0", u=0, unit={"stage": "add"})
+    with pytest.raises(ConfigError, match="cannot be started: Input/output error"):
+        service._claim(hint, None)  # type: ignore[arg-type]
+
+
+def _refused(number: int, *_: object, **__: object) -> NoReturn:
+    raise OSError(number, os.strerror(number), sys.executable)

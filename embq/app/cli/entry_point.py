@@ -198,7 +198,15 @@ def _environment_error(error: Exception, verb: str) -> EmbqError | None:
     if isinstance(error, OSError) and (full := _refused_output(error)) is not None:
         return full
     if isinstance(error, OSError):
-        from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, denied, is_unreadable, output_error, unusable
+        from embq.core.storage.durable import (
+            FAILING,
+            NO_SPACE,
+            NOT_WRITABLE,
+            denied,
+            is_unreadable,
+            output_error,
+            unusable,
+        )
         from embq.core.storage.objects import ObjectPath
         from embq.core.storage.paths import is_url
 
@@ -209,7 +217,7 @@ def _environment_error(error: Exception, verb: str) -> EmbqError | None:
         is_read = isinstance(path, Path) and bool(error.filename) and is_unreadable(path)
         if is_read and (refused := denied(error, path)) is not None:
             return refused
-        return output_error(error, path) if error.errno in NO_SPACE + NOT_WRITABLE else None
+        return output_error(error, path) if error.errno in NO_SPACE + NOT_WRITABLE + FAILING else None
     if isinstance(error, RuntimeError):
         from embq.core.storage.durable import unusable
 

@@ -118,26 +118,35 @@ class OverviewMonitor:
         self._opens_over = opens_over
         self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
         self._scripts: dict[str, Script] = {}
+        self._final: dict[str, RunProgress] = {}
 
     def poll(self) -> Overview:
         """The overview now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         records = registered(self.client)
         # Once for all runs: each time it asks the broker for its version.
         self._scripts = self._scripts or load_scripts(self.client)
-        ended = set() if self._opens_over else over(self.client, records)
+        ended = over(self.client, records)
+        # Nothing changes in a run that is over until somebody has it go on, and a broker may know thousands of them.
+        self._final = {run: progress for run, progress in self._final.items() if run in ended}
+        remote = set() if self._opens_over else ended
         self.monitors = {
             run: self.monitors.get(run)
-            or (RemoteRunMonitor if run in ended else open_monitor)(record, self.client, self._scripts)
+            or (RemoteRunMonitor if run in remote else open_monitor)(record, self.client, self._scripts)
             for run, record in records.items()
         }
-        ledgers = {run: self._ledger(record) for run, record in records.items()}
+        ledgers = {run: self._ledger(record) for run, record in records.items() if run not in self._final}
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
         workers, reports = live_workers(self.client), services(self.client)
         open_ledgers = [ledger for ledger in ledgers.values() if ledger is not None]
         pairs = zip(open_ledgers, take_snapshots(open_ledgers, Reports(workers), reports), strict=True)
         snapshots = {ledger.run: snapshot for ledger, snapshot in pairs}
+        runs = [
+            self._final.get(run) or monitor.progress(snapshots.get(run, BrokerSnapshot()))
+            for run, monitor in self.monitors.items()
+        ]
+        self._final = {run.run: run for run in runs if run.run in ended and run.state == RunState.DONE}
         return Overview(
-            runs=[monitor.progress(snapshots.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
+            runs=runs,
             uploads=arriving(self.client, ""),
             fleet=fleet_of(self.client, records, workers, reports),
         )

@@ -142,10 +142,15 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
 
 
 def clock_ahead_s(client: redis.Redis) -> float:
-    """Seconds by which the clock of this machine is ahead of the broker's."""
+    """Seconds by which the clock of this machine is ahead of the broker's, the least that its answer allows.
+
+    The broker read its clock at some moment of the call, which takes seconds over a bad link.
+    """
     start = time.time()
     seconds, micros = client.time()
-    return (start + time.time()) / 2 - float(seconds) - float(micros) / 1e6
+    broker_s = float(seconds) + float(micros) / 1e6
+    low_s, high_s = sorted((start - broker_s, time.time() - broker_s))
+    return min(max(0.0, low_s), high_s)
 
 
 class Reporter(threading.Thread):

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, cast
 
@@ -170,7 +169,7 @@ def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
     records = {}
     for run, text in raw.items():
         try:
-            if (record := _record(text)) is not None:
+            if (record := _RECORDS.record(text)) is not None:
                 if record.run.encode() != run:
                     raise wire.malformed(RECORD, f"it stands under another id than its own, {record.run}")
                 records[record.run] = record
@@ -179,10 +178,32 @@ def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
     return records
 
 
-@lru_cache(maxsize=1_024)
-def _record(text: bytes) -> RunRecord | None:
-    """`RunRecord.from_json` of a text that is read again and again."""
-    return RunRecord.from_json(text)
+class _RecordCache:
+    """Records by their texts, which are read again and again.
+
+    All are forgotten at the limit: if the oldest made room instead, a broker with a few runs more than fit would have
+    every record parsed at every reading, because they are read in the same order each time.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._records: dict[bytes, RunRecord | None] = {}
+        self._bytes = 0
+
+    def record(self, text: bytes) -> RunRecord | None:
+        """`RunRecord.from_json` of a text; raises as it does."""
+        if text not in self._records:
+            record = RunRecord.from_json(text)
+            if self._bytes + len(text) > self._limit_bytes:
+                self._records, self._bytes = {}, 0
+            self._records[text] = record
+            self._bytes += len(text)
+            return record
+        return self._records[text]
+
+
+_RECORDS = _RecordCache(32 << 20)
+"""Bytes of texts; a record has about 1,200, and takes three times as many in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

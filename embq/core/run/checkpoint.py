@@ -44,10 +44,10 @@ def is_due(state: LogState, added: int) -> bool:
 
 
 def save(layout: Layout, state: LogState) -> None:
-    """Write `state`, in place of an earlier one, if that is possible."""
+    """Write `state`, in place of an earlier one, if that is possible; an error of the folder or store is ignored."""
     body = msgspec.to_builtins(replace(state, done=bytearray(zlib.compress(state.done))))
     temporary = layout.temporary / f"checkpoint-{state.n:08d}.json"
-    with suppress(OSError):  # the next commit reports the cause; nothing depends on this file
+    with suppress(OSError, OutputError):  # the next commit reports the cause; nothing depends on this file
         overwrite(_path(layout), f"{canonical_json(sealed(body))}\n".encode(), temporary=temporary)
 
 

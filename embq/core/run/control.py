@@ -113,8 +113,12 @@ def load_control(layout: Layout) -> Control:
         return Control().with_changes({"state": str(data["state"]), "priority": str(data["priority"])})
     except FileNotFoundError:
         return Control()
-    except (OSError, MalformedError, KeyError) as error:
+    except OSError as error:  # the file may be sound, and say that the run is paused
         raise denied(error, layout.control) or OutputError(
+            f"{layout.control} cannot be read: {error.strerror}"
+        ) from error
+    except (MalformedError, KeyError) as error:
+        raise OutputError(
             f"{layout.control} cannot be read: {error}",
             next_step="remove it; the run then goes on with the default priority",
         ) from error

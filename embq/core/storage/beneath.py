@@ -187,7 +187,12 @@ def read_small(path: Path, *, most_bytes: int = SMALL_BYTES) -> bytes:
 def listing(root: Path, name: str | PurePath = "") -> list[tuple[str, os.stat_result]]:
     """`entries` of the folder `root / name`."""
     with folder(root, name) as descriptor:
-        return entries(descriptor)
+        try:
+            return entries(descriptor)
+        except OSError as error:
+            if isinstance(error.filename, int):
+                error.filename = str(root / name)  # not the number of the descriptor
+            raise
 
 
 def entries(descriptor: int) -> list[tuple[str, os.stat_result]]:

@@ -33,6 +33,8 @@ FEW_INODES, FEW_BYTES = 16, 1 << 20
 """Left after a write failed: what it had begun is removed, and its inode is free again."""
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system that a user can resolve."""
+FAILING = (errno.EIO, errno.EREMOTEIO, errno.ESTALE)
+"""Errors of a disk or share that fails: no fault of embq, whichever call meets them."""
 UNUSABLE = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "remove the link that leads back to itself, or choose another name",
@@ -152,7 +154,7 @@ def drop(path: Place) -> None:
 def names_in(folder: Place) -> list[str]:
     """The names of the entries of an output's folder, none if it is missing.
 
-    OutsideError if it is a link, OutputError `not_readable` if it may not be read.
+    OutsideError if it is a link, OutputError `not_readable` if it may not be read, and `output` if it cannot be.
     """
     try:
         with reading(folder):
@@ -161,6 +163,8 @@ def names_in(folder: Place) -> list[str]:
             return [name for name, _ in beneath.listing(folder.parent, folder.name)]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def drop_in(folder: Place, name: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import ConfigError
-from embq.core.process.children import ChildEndedError, JsonChild
+from embq.core.process.children import PYTHON, ChildEndedError, JsonChild
+from embq.core.process.limits import exhausted
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.keys import VERSION
@@ -145,6 +146,9 @@ class IndexService:
         except TimeoutError as error:
             next_step = "run the worker on a machine that is less busy, or with Python on a local disk"
             raise ConfigError(f"the process that builds the index {error}", next_step=next_step) from error
+        except OSError as error:
+            message = f"the process that builds the index cannot be started: {error.strerror}"
+            raise exhausted(error) or ConfigError(message, next_step=f"check {PYTHON} on this machine") from error
         except ChildEndedError:
             pass  # the unit meets it again, and is charged: perhaps its stage ends the process
         ledger = Ledger(self._client, hint.run, scripts=self._scripts)

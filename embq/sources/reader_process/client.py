@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import io
 import json
-import select
+import selectors
 import signal
 import subprocess
 import threading
@@ -23,7 +23,7 @@ import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, SourceError
 from embq.core.process.children import ChildEndedError, JsonChild, ending
-from embq.core.process.limits import decoded_bytes
+from embq.core.process.limits import decoded_bytes, exhausted
 from embq.core.units import Sample, Unit
 from embq.sources.access.allowed_hosts import Reach, current
 from embq.sources.interface import Moved, unwatched
@@ -118,7 +118,8 @@ class Process(JsonChild):
         return json.loads(content)
 
     def start_for(self, unit: Unit, on_wait: Moved = unwatched) -> None:
-        """Start the process and import the libraries for a unit; raise ConfigError if that fails."""
+        """Start the process and import the libraries for a unit; raise ConfigError if that fails, ExhaustedError if
+        memory, processes or files are used up."""
         for is_last in (False, True):
             try:
                 return self.start(unit.kind, on_wait)
@@ -126,6 +127,8 @@ class Process(JsonChild):
                 # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
                 if is_last or isinstance(error, TimeoutError):
                     raise self._unusable(str(error)) from error
+            except OSError as error:
+                raise exhausted(error) or self._unusable(f"cannot be started: {error.strerror}") from error
         return None
 
     def read(
@@ -182,9 +185,10 @@ class Process(JsonChild):
             if self._stopped:
                 process.kill()
             if deadline is not None:
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([answers], [], [], left_s)[0]:
-                    process.kill()
+                with selectors.DefaultSelector() as selector:  # select() takes no descriptor from 1,024 on
+                    selector.register(answers, selectors.EVENT_READ)
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        process.kill()
             if answers.peek(1):
                 return self._frame(unit)
             status = self._ended()

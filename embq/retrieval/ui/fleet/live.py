@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -85,7 +86,7 @@ class Live:
         try:
             yield b"retry: %d\n\n" % RETRY_MS
             sent: dict[str, bytes] = {}
-            end = loop.time() + STREAM_S
+            end, quiet_at = loop.time() + STREAM_S, loop.time() + QUIET_S
             while not self._closed and loop.time() < end:
                 news = self._news = self._news or asyncio.Event()
                 snapshot = self._sampler.latest()
@@ -97,11 +98,14 @@ class Live:
                     sent = frames
                     if changed:
                         yield b"".join(changed)
-                try:
-                    async with asyncio.timeout(min(QUIET_S, max(0.0, end - loop.time()))):
-                        await news.wait()
-                except TimeoutError:
+                        quiet_at = loop.time() + QUIET_S
+                # By the time, not by the wait below: each sample ends that, also one that changes nothing.
+                if loop.time() >= quiet_at:
                     yield b":\n\n"
+                    quiet_at = loop.time() + QUIET_S
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(quiet_at, end)):
+                        await news.wait()
         finally:
             self.streams -= 1
             self._of_client[client] -= 1

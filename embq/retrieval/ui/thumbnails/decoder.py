@@ -52,6 +52,8 @@ class _Child(JsonChild):
             self.start()
         except TimeoutError as error:
             raise _overloaded(f"the process that makes thumbnails {error}") from error
+        except OSError as error:
+            raise _overloaded(f"the process that makes thumbnails cannot be started: {error.strerror}") from error
         self.send({"image": b64encode(data).decode(), "side": side})
         self.images += 1
         try:
