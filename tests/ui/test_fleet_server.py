@@ -629,6 +629,11 @@ def test_new_lines_of_a_log_are_an_event_of_its_run(tmp_path: Path) -> None:
 # --- index builds ---
 
 
+def is_begun(build: SeenBuild) -> bool:
+    """Whether a build runs and has recorded its own beginning, in place of the attempt before it."""
+    return build.state == "running" and not build.attempt.error
+
+
 def builds_of(*sources: BrokerSource | FolderSource) -> tuple[list[SeenBuild], str]:
     """The builds in sources, and what the page says of them."""
     sampler = Sampler(sources)
@@ -657,7 +662,7 @@ def test_a_build_that_fails_or_is_killed_says_so_with_the_command_until_one_succ
     vectors[7] = 1
     np.save(folder / "img_emb.npy", vectors)
     with started("index", folder, "--quiet") as command:
-        wait_until(lambda: builds_of(FolderSource(folder))[0][0].state == "running")
+        wait_until(lambda: is_begun(builds_of(FolderSource(folder))[0][0]))
         command.signal(signal.SIGKILL)
         command.wait()
     ((build,), shown) = builds_of(FolderSource(folder))

@@ -626,6 +626,7 @@ def test_a_slow_input_is_given_up_and_read_later(
     with http_server(tmp_path / "files") as there:
         server = served(f"{there.url}/photos.tar")
         monkeypatch.setattr(images, "READ_S", 0.5)
+        monkeypatch.setattr(images, "SLOW_S", 60.0)  # a busy machine takes over a second to start a reader
         there.latency_s = 60.0
         answer = server.get(0)
         assert (answer.status_code, answer.json()["code"]) == (503, "no_thumbnail")
