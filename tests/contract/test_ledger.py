@@ -833,6 +833,20 @@ def test_results_that_were_lost_with_the_stream_are_missed_at_once(run: RunCase,
     assert [entry.fields["u"] for entry in entries(run)] == [b"3"]
 
 
+def test_a_result_that_was_lost_is_missed_though_a_later_one_has_the_id_of_its_entry(run: RunCase) -> None:
+    """A stream that is made anew within the same millisecond begins with the same id."""
+    run.work_one(2)
+    (lost,) = entries(run)
+    run.work_one(3)
+    (kept,) = run.client.xrange(run.key("res"), f"({lost.id}")
+    run.client.delete(run.key("res"))
+    run.client.xadd(run.key("res"), kept[1], id=lost.id)
+    run.client.hset(run.key("pub"), "3", run.client.hget(run.key("pub"), "3").replace(kept[0], lost.id.encode()))
+    run.ledger.results.make_group()
+    assert feed(run, 1)[0] == [2]
+    assert [entry.fields["u"] for entry in entries(run)] == [b"3"]
+
+
 def test_the_writers_lock_is_held_renewed_taken_over_and_given_up(run: RunCase) -> None:
     assert run.ledger.lock_writer("a", ttl_s=10) == ""
     assert run.ledger.lock_writer("a", ttl_s=10) == ""

@@ -28,8 +28,9 @@ if back > 2000 then
   end
   redis.call('HDEL', meta, 'helped_ms')
 end
--- The entries that were looked up: each with all that it holds, so none of them twice, and few that have many fields.
-local seen, fields = {}, 0
+-- The units of the entries that were looked up, false for one that is gone: each entry is read with all that it holds,
+-- so none of them twice, and few that have many fields. A lost entry may have the id of a later one.
+local unit_of, fields = {}, 0
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
   local there = stored(pub, u)
   local held = stored(owner, u)
@@ -37,15 +38,17 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     redis.call('ZREM', due, u)
   elseif there then
     local id = string.match(there, ' (%d+%-%d+)$') or '0-0'
-    local found = not seen[id] and fields < 100000 and redis.pcall('XRANGE', res, id, id)
-    if seen[id] or (found and (found.err or #found == 0)) then
+    if unit_of[id] == nil and fields < 100000 then
+      local found = redis.pcall('XRANGE', res, id, id)
+      local entry = not found.err and found[1] and found[1][2] or {}
+      fields, unit_of[id] = fields + #entry, entry[2] or false
+    end
+    if unit_of[id] == u then
+      redis.call('ZADD', due, now + RECHECK, u)
+    elseif unit_of[id] ~= nil then
       redis.call('HDEL', pub, u)
       hint_at_once(u)
-    elseif found then
-      fields = fields + #found[1][2]
-      redis.call('ZADD', due, now + RECHECK, u)
     end
-    seen[id] = true
   elseif not held then
     hint_at_once(u)
   elseif reap then
