@@ -325,7 +325,7 @@ def test_what_cannot_become_a_run_is_refused_with_its_cause_and_leaves_nothing(
     assert (before >= {*snapshot(setting.root)}, setting.unfinished()) == (True, [])
     assert parcel.upload.run not in registered(client)
     # It is over, also under the id of the run, and what is sent afterwards is dropped.
-    for name in (parcel.upload.name,):
+    for name in (parcel.upload.name, parcel.upload.run):
         end = uploads.outcome_of(client, name)
         assert end is not None
         assert (end.end, end.code, end.run) == ("refused", code, "")
