@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,10 @@ import pytest
 from embq.app.verify.findings import Findings
 from embq.app.verify.manifest import Coverage, check_digests, check_manifest
 from embq.core.run.layout import Layout
-from embq.core.run.run_info import RunInfo, load_run
+from embq.core.run.run_info import RunInfo
 from embq.core.units import Retry, Unit
+from embq.producer.enqueue import prepare
+from tests.support.outputs.build import request_of
 from tests.support.outputs.run_case import unit_of, write_run
 from tests.support.planning import units_of
 
@@ -66,6 +67,12 @@ CASES = {
     "compressed": Case(COMPRESSED),
     "a gap of compressed samples": Case([COMPRESSED[0], replace(COMPRESSED[1], first=3)], ("unit 1", "number 3 not 2")),
     "rows of a table": Case([part(0, 0, 0, kind="parquet"), part(0, 0, 2, kind="parquet")]),
+    "more rows": Case([part(0, 0, 0, kind="parquet"), AGAIN, part(0, 0, 2, kind="parquet")], ("unit 1", "2 not 0")),
+    "more rows of a repaired table": Case(
+        [part(0, 0, 0, kind="parquet"), AGAIN, part(0, 0, 2, kind="parquet")], mended=frozenset(["/a"])
+    ),
+    "a repaired shard": Case([*[part(0, 40, 0, None, kind="tar"), AGAIN] * 2], mended=frozenset(["/a"])),
+    "parts of a shard": Case([part(0, 20, 0, None, kind="tar"), part(20, 40, 0, None, kind="tar")]),
     "a gap of rows": Case([part(0, 0, 0, kind="parquet"), part(0, 0, 3, kind="parquet")], ("unit 1", "3 not 2")),
     "a table behind its header": Case([part(9, 40, 0, kind="csv")]),
     "a file twice in two generations": Case([*WHOLE, AGAIN, *WHOLE]),
@@ -121,50 +128,42 @@ def test_blank_lines_behind_the_rows_of_a_table_belong_to_no_unit(tmp_path: Path
     assert [it.message.split()[5::5] for it in findings.violations] == ([["16,", str(size)]] if "x" in rest else [])
 
 
-def test_images_of_a_folder_are_counted_over_all_generations(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.jpg").write_bytes(b"\xff\xd8")
-    (unit,) = units_of(tmp_path)
+def found(root: Path, info: RunInfo, *, quick: bool = False) -> list[tuple[str, str, str]]:
     findings = Findings()
-    cover = Coverage(findings, frozenset(), is_complete=True)
-    cover.check_unit(0, replace(unit, items=unit.items[:2], samples=2))
-    cover.next_generation()
-    cover.check_unit(1, replace(unit, items=unit.items[2:], samples=1, first=2))
-    cover.end()
-    assert (findings.violations, findings.notes) == ([], [])
-    (tmp_path / "0.jpg").unlink()
-    cover.end()
-    (note,) = findings.notes
-    assert (str(tmp_path) in note, "2 images" in note, "3 are planned" in note) == (True, True, True)
-    elsewhere = Coverage(findings, frozenset(), is_complete=False)
-    elsewhere.check_unit(0, replace(unit, items=unit.items[:1], samples=1))
-    elsewhere.end()
-    assert len(findings.notes) == 1, "of a selection nothing can be said"
-
-
-def found(layout: Layout, info: RunInfo, *, quick: bool) -> list[tuple[str, str, str]]:
-    findings = Findings()
-    manifest = (check_digests if quick else check_manifest)(layout, info, findings)
+    manifest = (check_digests if quick else check_manifest)(Layout(root), info, findings)
     assert (manifest is None) == any("cannot be read" in it.message for it in findings.violations)
-    return [(it.invariant, it.where, it.message) for it in findings.violations if it.invariant != "coverage"]
+    return [(it.invariant, it.where, it.message) for it in findings.violations]
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_manifest_is_compared_with_run_json(tmp_path: Path, quick: bool) -> None:
-    root = tmp_path / "out"
-    info, layout = write_run(root, [unit_of(number) for number in range(4)]), Layout(root)
-    assert found(layout, info, quick=quick) == []
-    assert load_run(root) == info
-    other = found(layout, replace(info, manifest_digest="0" * 32), quick=quick)
-    assert [(*it[:2], "run.json" in it[2]) for it in other] == [("manifest", "manifest", True)]
-    path = root / "manifest" / info.segments[0]
-    content = path.read_bytes()
-    for damaged in (content[:-9], b"", json.dumps({}).encode()):
-        path.write_bytes(damaged)
-        assert [it[:2] for it in found(layout, info, quick=quick)] == [("manifest", "manifest")]
+def test_each_generation_of_a_manifest_is_compared_with_its_digest(tmp_path: Path, quick: bool) -> None:
+    root, path = tmp_path / "out", tmp_path / "in" / "a.txt"
+    path.parent.mkdir()
+    for name in "abc":
+        path.with_name(f"{name}.txt").write_text("x\n" * 5)
+        info = prepare(request_of(root, path.parent)).info
+    assert (found(root, info, quick=quick), len(info.added), info.units) == ([], 2, 6)
+    first, second = info.added
+    for other, name in (
+        (replace(info, manifest_digest="0" * 32), "run.json"),
+        (replace(info, added=(replace(first, digest="0" * 32), second)), "generation 1"),
+        (replace(info, added=(first, replace(second, digest="0" * 32))), "generation 2"),
+    ):
+        ((*place, message),) = found(root, other, quick=quick)
+        assert (place, f" {name} " in message) == (["manifest", "manifest"], True)
+    content = (root / "manifest" / info.segments[0]).read_bytes()
+    for damaged in (content[:-9], b""):
+        (root / "manifest" / info.segments[0]).write_bytes(damaged)
+        assert [it[:2] for it in found(root, info, quick=quick)] == [("manifest", "manifest")]
 
 
-def test_a_unit_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    info = write_run(root, [unit_of(1), unit_of(2), unit_of(1)])
-    assert [it[2] for it in found(Layout(root), info, quick=False)] == ["two of its units are the same"]
+def test_units_of_a_selection_may_have_gaps_and_no_two_are_the_same(tmp_path: Path) -> None:
+    gap = [part(0, 0, 0, kind="parquet"), part(0, 0, 5, kind="parquet")]
+    info = write_run(tmp_path / "out", gap)
+    assert [it[:2] for it in found(tmp_path / "out", info)] == [("coverage", "unit 1")]
+    for name in ("exclude", "include", "limit", "sample"):
+        assert found(tmp_path / "out", replace(info, options=(("text_column", "t"), (name, "1")))) == []
+    (*place, message), _ = found(tmp_path / "out", replace(info, units=3))
+    assert (place, "it has 2 units, run.json says 3") == (["manifest", "manifest"], message)
+    twice = write_run(tmp_path / "twice", [unit_of(1), unit_of(2), unit_of(1)])
+    assert [it[2] for it in found(tmp_path / "twice", twice)] == ["two of its units are the same"]
