@@ -1,0 +1,95 @@
+"""Units whose input is not on a machine: left to the machines that may have it, for a while, and reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from embq.core.queue import keys
+from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device, Service
+from embq.core.queue.scripts import load_scripts
+from embq.core.units import Unit
+from embq.worker.claim.input_locality import InputLocality
+from tests.support.fakes.clock import FakeClock
+
+RUN, MODEL = "a" * 16, "stub:4"
+CPU = Device(device="cpu", name="", state="idle", worker="w")
+GPU2 = Service(name="gpu2.worker.1", role="worker", host="gpu2", pid=1, version="test", devices=(CPU,))
+
+
+def locality(client: redis.Redis, clock: FakeClock, *, run: str = "") -> InputLocality:
+    return InputLocality(client, host="box", roots=(), run=run, clock=clock)
+
+
+def report(client: redis.Redis, *services: Service) -> None:
+    for service in services:
+        SERVICE_REPORTS.report(client, service, scripts=load_scripts(client))
+
+
+@pytest.mark.parametrize(
+    ("service", "is_left"),
+    [
+        (GPU2, True),
+        (replace(GPU2, run=RUN), True),
+        (replace(GPU2, run="b" * 16), False),
+        (replace(GPU2, host="box"), False),
+        (replace(GPU2, role="writer"), False),
+        (replace(GPU2, state="draining"), False),
+        (replace(GPU2, protocol=keys.VERSION + 1), False),
+        (replace(GPU2, refused={MODEL: "no memory"}), False),
+        (replace(GPU2, refused={"other": "no memory"}), True),
+        (replace(GPU2, devices=()), False),
+        (replace(GPU2, devices=(replace(CPU, state="given_up"), replace(CPU, state="over"))), False),
+        (replace(GPU2, devices=(replace(CPU, state="given_up"), CPU)), True),
+    ],
+)
+def test_a_unit_without_its_input_is_left_to_a_machine_that_may_serve_it(
+    own_client: redis.Redis, clock: FakeClock, service: Service, is_left: bool
+) -> None:
+    report(own_client, service)
+    here = locality(own_client, clock)
+    assert here.leaves(RUN, Unit(kind="lines", source="/nowhere/a.txt"), MODEL) is is_left
+    assert (here.rests, here.is_aside(RUN)) == (is_left, is_left)
+    assert here.unseen() == ({RUN: "/nowhere/a.txt"} if is_left else {})
+    assert not locality(own_client, clock, run=RUN).leaves(RUN, Unit(kind="lines", source="/nowhere/a.txt"), MODEL)
+
+
+def test_a_machine_that_misses_the_input_as_well_is_not_waited_for(own_client: redis.Redis, clock: FakeClock) -> None:
+    unit, here = Unit(kind="lines", source="/nowhere/a.txt"), locality(own_client, clock)
+    report(own_client, GPU2, replace(GPU2, name="gpu3.worker.1", host="gpu3"))
+    for host, is_left in (("gpu2", True), ("gpu3", False)):
+        blind = {"name": f"{host}.cpu", "host": host, "unseen": {RUN: unit.source}}
+        WORKER_REPORTS.report(own_client, blind, scripts=load_scripts(own_client))
+        assert here.leaves(RUN, unit, MODEL) is is_left
+    assert here.leaves("b" * 16, unit, MODEL), "of another run they have said nothing"
+
+
+def test_a_machine_rests_twice_as_long_each_time_until_an_input_is_there(
+    own_client: redis.Redis, clock: FakeClock, tmp_path: Path, events: pytest.LogCaptureFixture
+) -> None:
+    report(own_client, GPU2)
+    here, missing = locality(own_client, clock), Unit(kind="lines", source=str(tmp_path / "far" / "a.txt"))
+    present = Unit(kind="lines", source=str(tmp_path / "b.txt"))
+    Path(present.source).touch()
+    for rest_s in (0.5, 1, 2, 4, 8, 15, 15):
+        assert here.leaves(RUN, missing, MODEL)
+        clock.advance(rest_s - 0.01)
+        assert here.rests
+        clock.advance(0.01)
+        assert not here.rests
+    clock.advance(14.99)
+    assert (here.is_aside(RUN), here.unseen()) == (True, {RUN: missing.source})
+    clock.advance(0.01)
+    assert (here.is_aside(RUN), here.unseen()) == (False, {})
+    assert not here.leaves(RUN, present, MODEL)
+    # One input of a folder stands for the others, and the pause begins anew.
+    assert not here.leaves(RUN, replace(present, source=str(tmp_path / "gone.txt")), MODEL)
+    assert here.leaves("b" * 16, replace(present, source=str(tmp_path / "gone.txt")), MODEL)
+    clock.advance(0.5)
+    assert not here.rests
+    assert [
+        record.getMessage().count(missing.source) for record in events.records if "gpu2" in record.getMessage()
+    ] == [1, 0]
