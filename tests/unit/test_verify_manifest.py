@@ -16,7 +16,6 @@ from embq.core.units import Retry, Unit
 from embq.producer.enqueue import prepare
 from tests.support.outputs.build import request_of
 from tests.support.outputs.run_case import unit_of, write_run
-from tests.support.planning import units_of
 
 SIZE = 40
 RETRY = Retry(unit=0, failed=0, record=2, attempts=1, replaces=1)
@@ -111,21 +110,6 @@ def test_each_gap_is_named_with_its_place_and_its_numbers(case: Case) -> None:
         assert case.finding is not None
         words = found.message.replace(",", "").split()
         assert [it for it in case.finding[1].split() if it not in words] == [], found.message
-
-
-@pytest.mark.parametrize("rest", ["", "\n\n", " \n", "x\n"])
-def test_blank_lines_behind_the_rows_of_a_table_belong_to_no_unit(tmp_path: Path, rest: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("id,text\n1,a\n2,b\n" + rest)
-    *_, last = units_of(path, unit_samples=1)
-    findings = Findings()
-    for shorter in range(2):
-        cover = Coverage(findings, frozenset(), is_complete=True)
-        cover.check_unit(0, replace(last, stop=16, first=0))
-        cover.end()
-        path.write_text("id,text\n1,a\n2,b\n"[: 16 - shorter])
-    size = 16 + len(rest)
-    assert [it.message.split()[5::5] for it in findings.violations] == ([["16,", str(size)]] if "x" in rest else [])
 
 
 def found(root: Path, info: RunInfo, *, quick: bool = False) -> list[tuple[str, str, str]]:
