@@ -20,13 +20,14 @@ CPU = Device(device="cpu", name="", state="idle", worker="w")
 GPU2 = Service(name="gpu2.worker.1", role="worker", host="gpu2", pid=1, version="test", devices=(CPU,))
 
 
-def locality(client: redis.Redis, clock: FakeClock, *, run: str = "") -> InputLocality:
-    return InputLocality(client, host="box", roots=(), run=run, clock=clock)
+MISSING = Unit(kind="lines", source="/nowhere/a.txt")
 
 
-def report(client: redis.Redis, *services: Service) -> None:
-    for service in services:
+def locality(client: redis.Redis, clock: FakeClock, *others: Service, run: str = "") -> InputLocality:
+    """What the machine `box` knows besides other services."""
+    for service in others:
         SERVICE_REPORTS.report(client, service, scripts=load_scripts(client))
+    return InputLocality(client, host="box", roots=(), run=run, clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -49,46 +50,42 @@ def report(client: redis.Redis, *services: Service) -> None:
 def test_a_unit_without_its_input_is_left_to_a_machine_that_may_serve_it(
     own_client: redis.Redis, clock: FakeClock, service: Service, is_left: bool
 ) -> None:
-    report(own_client, service)
-    here = locality(own_client, clock)
-    assert here.leaves(RUN, Unit(kind="lines", source="/nowhere/a.txt"), MODEL) is is_left
+    here = locality(own_client, clock, service)
+    assert here.leaves(RUN, MISSING, MODEL) is is_left
     assert (here.rests, here.is_aside(RUN)) == (is_left, is_left)
-    assert here.unseen() == ({RUN: "/nowhere/a.txt"} if is_left else {})
-    assert not locality(own_client, clock, run=RUN).leaves(RUN, Unit(kind="lines", source="/nowhere/a.txt"), MODEL)
+    assert here.unseen() == ({RUN: MISSING.source} if is_left else {})
+    assert not locality(own_client, clock, run=RUN).leaves(RUN, MISSING, MODEL)
 
 
 def test_a_machine_that_misses_the_input_as_well_is_not_waited_for(own_client: redis.Redis, clock: FakeClock) -> None:
-    unit, here = Unit(kind="lines", source="/nowhere/a.txt"), locality(own_client, clock)
-    report(own_client, GPU2, replace(GPU2, name="gpu3.worker.1", host="gpu3"))
+    here = locality(own_client, clock, GPU2, replace(GPU2, name="gpu3.worker.1", host="gpu3"))
     for host, is_left in (("gpu2", True), ("gpu3", False)):
-        blind = {"name": f"{host}.cpu", "host": host, "unseen": {RUN: unit.source}}
+        blind = {"name": f"{host}.cpu", "host": host, "unseen": {RUN: MISSING.source}}
         WORKER_REPORTS.report(own_client, blind, scripts=load_scripts(own_client))
-        assert here.leaves(RUN, unit, MODEL) is is_left
-    assert here.leaves("b" * 16, unit, MODEL), "of another run they have said nothing"
+        assert here.leaves(RUN, MISSING, MODEL) is is_left
+    assert here.leaves("b" * 16, MISSING, MODEL), "of another run they have said nothing"
 
 
 def test_a_machine_rests_twice_as_long_each_time_until_an_input_is_there(
     own_client: redis.Redis, clock: FakeClock, tmp_path: Path, events: pytest.LogCaptureFixture
 ) -> None:
-    report(own_client, GPU2)
-    here, missing = locality(own_client, clock), Unit(kind="lines", source=str(tmp_path / "far" / "a.txt"))
-    present = Unit(kind="lines", source=str(tmp_path / "b.txt"))
+    here, present = locality(own_client, clock, GPU2), replace(MISSING, source=str(tmp_path / "b.txt"))
     Path(present.source).touch()
     for rest_s in (0.5, 1, 2, 4, 8, 15, 15):
-        assert here.leaves(RUN, missing, MODEL)
+        assert here.leaves(RUN, MISSING, MODEL)
         clock.advance(rest_s - 0.01)
         assert here.rests
         clock.advance(0.01)
         assert not here.rests
     clock.advance(14.99)
-    assert (here.is_aside(RUN), here.unseen()) == (True, {RUN: missing.source})
+    assert (here.is_aside(RUN), here.unseen()) == (True, {RUN: MISSING.source})
     clock.advance(0.01)
     assert (here.is_aside(RUN), here.unseen()) == (False, {})
     assert not here.leaves(RUN, present, MODEL)
     # One input of a folder stands for the others, and the pause begins anew.
-    assert not here.leaves(RUN, replace(present, source=str(tmp_path / "gone.txt")), MODEL)
-    assert here.leaves("b" * 16, replace(present, source=str(tmp_path / "gone.txt")), MODEL)
+    absent = replace(present, source=str(tmp_path / "gone.txt"))
+    assert (here.leaves(RUN, absent, MODEL), here.leaves("b" * 16, absent, MODEL)) == (False, True)
     clock.advance(0.5)
     assert not here.rests
     lines = [record.getMessage() for record in events.records]
-    assert ["gpu2" in line and RUN in line and missing.source in line for line in lines] == [True, False]
+    assert ["gpu2" in line and RUN in line and MISSING.source in line for line in lines] == [True, False]

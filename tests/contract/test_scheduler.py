@@ -256,12 +256,9 @@ def test_a_refused_run_is_left_for_a_while_and_its_model_has_no_claim_for_longer
     name = run.info.run
     chooser.refuse_run(name, WRONG)
     assert (first(chooser), chooser.is_needed(run.record.model)) == (None, True)
-    later.advance(9.9)
-    assert (chooser.refuses(name), chooser.refuses("b" * 16)) == (True, False)
-    later.advance(0.1)
-    assert (chooser.refuses(name), first(chooser)) == (False, None)
-    later.advance(589.9)
-    assert first(chooser) is None
+    for seconds, refuses in ((9.9, True), (0.1, False), (589.9, False)):
+        later.advance(seconds)
+        assert (chooser.refuses(name), chooser.refuses("b" * 16), first(chooser)) == (refuses, False, None)
     later.advance(0.1)
     assert first_turn(chooser).model == run.record.model
     chooser.refuse_run(name, WRONG)
@@ -277,37 +274,31 @@ def test_a_refused_run_is_left_for_a_while_and_its_model_has_no_claim_for_longer
 def test_a_worker_is_misconfigured_if_it_refuses_again_and_again_all_that_there_was(
     own_client: redis.Redis, make: Make, later: FakeClock
 ) -> None:
-    chooser, names = scheduler(own_client), [make(name).info.run for name in "ab"]
-    first_turn(chooser)
-    for name in names:
-        assert not chooser.refuses_all()
-        chooser.refuse_run(name, WRONG)
-    later.advance(10.0)
-    assert not chooser.refuses_all(), "they were refused once"
-    later.advance(0.1)
-    assert chooser.refuses_all()
-    indexing = Scheduler(own_client, run="", slice_s=SLICE_S, can_index=lambda _build: True)
-    first_turn(indexing)
-    for name in names:
-        indexing.refuse_run(name, WRONG)
-    later.advance(10.1)
-    assert indexing.refuses_all()
+    def refusing(chooser: Scheduler, *runs: str) -> Scheduler:
+        first_turn(chooser)
+        for run in runs:
+            assert not chooser.refuses_all()
+            chooser.refuse_run(run, WRONG)
+        later.advance(10.0)
+        assert not chooser.refuses_all(), "they were refused once"
+        later.advance(0.1)
+        return chooser
+
+    runs = [make(name).info.run for name in "ab"]
+    chooser = refusing(scheduler(own_client), *runs)
+    indexing = refusing(Scheduler(own_client, run="", slice_s=SLICE_S, can_index=lambda _build: True), *runs)
+    assert (chooser.refuses_all(), indexing.refuses_all()) == (True, True)
+    build = IndexBuild(index="/index", build="b", folder="/index/_work", nonce="n", memory_bytes=1)
+    announce(own_client, IndexStage(build=build, stage="add", run="0" * 32))
+    assert (chooser.refuses_all(), indexing.refuses_all()) == (True, False)
     added = make("c").info.run
-    assert not chooser.refuses_all()
     chooser.refuse_run(added, WRONG)
     later.advance(10.1)
     assert not chooser.refuses_all(), "a run that came later proves nothing"
-    build = IndexBuild(index="/index", build="b", folder="/index/_work", nonce="n", memory_bytes=1)
-    announce(own_client, IndexStage(build=build, stage="add", run="0" * 32))
-    assert not indexing.refuses_all()
-    other = scheduler(own_client)
-    first_turn(other)
-    for name in (*names, added):
-        other.refuse_run(name, WRONG)
-    later.advance(10.1)
-    assert other.refuses_all()
-    other.served(added)
-    assert not other.refuses_all()
+    later_one = refusing(scheduler(own_client), *runs, added)
+    assert later_one.refuses_all()
+    later_one.served(added)
+    assert not later_one.refuses_all()
 
 
 # --- the process that changes its model ---
