@@ -451,13 +451,18 @@ def test_pieces_are_numbered_through_all_files() -> None:
         assert [pieces.bytes_before(number) for number in range(pieces.count + 2)] == [*before, *[sum(sizes)] * 2]
 
 
-def test_the_broker_keeps_of_an_upload_what_was_written(setting: Setting, client: redis.Redis) -> None:
+def test_the_broker_keeps_of_an_upload_what_was_written(
+    setting: Setting, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "ANNOUNCED_BYTES", 256)
+    monkeypatch.setattr(uploads, "MOST_UPLOAD_BYTES", 9 * 256)
     upload = replace(setting.parcel().upload, priority=12)
     name, run = upload.name, upload.run
     others = [replace(upload, run="d" * 16), replace(upload, output="/x"), replace(upload, files=upload.files[1:])]
     assert (replace(upload, priority=None).name, name in {it.name for it in others}) == (name, False)
     uploads.announce(client, upload)
-    client.hset(UPLOADS, mapping={"g" * 16: b"", b"\xff": b"", **{f"{name}.{end}": b"" for end in ("0", "1", "10")}})
+    assert client.hlen(UPLOADS) > 2, "it is announced in parts"
+    client.hset(UPLOADS, mapping={"g" * 16: b"", b"\xff": b"", **{f"{name}.{end}": b"" for end in ("0", "9", "10")}})
     assert (uploads.names(client), uploads.announced(client, name)) == ([name], upload)
     client.hset(UPLOADS, mapping={"0" * 16: upload.to_json(), "1" * 16: f'{{"v": {VERSION + 1}}}'})
     with pytest.raises(InputError, match=name):
@@ -482,4 +487,4 @@ def test_the_broker_keeps_of_an_upload_what_was_written(setting: Setting, client
         uploads.finish(client, name, run, end)
         states = [asdict(uploads.state(client, known_as)) for known_as in (name, run)]
         assert [{**state, **asdict(end)} for state in states] == states
-        assert not client.hexists(UPLOADS, f"{name}.1")
+        assert not {f"{name}{end}".encode() for end in ("", ".1", ".9")} & {*client.hkeys(UPLOADS)}
