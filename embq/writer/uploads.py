@@ -170,8 +170,16 @@ class Receiver:
 
     def _refuse(self, name: str, code: str, why: str) -> None:
         arrival = self._arrivals.get(name)
-        run = arrival.upload.run if arrival is not None else name
+        run = arrival.upload.run if arrival is not None else self._announced_run(name)
         uploads.finish(self.client, name, run, UploadOutcome(end="refused", code=code, why=why))
         if arrival is not None:
             arrival.drop()
         self.log.error("upload_refused", upload=name, code=code, why=why)
+
+    def _announced_run(self, name: str) -> str:
+        """The run of an upload, whose id its sender may have left with; the upload's name if it is no upload."""
+        try:
+            upload = uploads.announced(self.client, name)
+        except InputError:
+            upload = None
+        return name if upload is None else upload.run

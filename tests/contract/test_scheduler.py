@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import InputError
 from embq.core.models import ModelConfig
 from embq.core.queue.fair_queue import VirtualTimes
+from embq.core.queue.index_builds import IndexBuild, IndexStage, announce
 from embq.core.queue.keys import TURNS
 from embq.core.queue.runs import register
 from embq.core.rows.spec import RowSpec
@@ -25,6 +27,7 @@ from embq.worker.claim.scheduler import Scheduler, Turn
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.stages import read as reading
 from embq.worker.supervisor.protocol import WorkerOptions
+from tests.support.fakes.clock import FakeClock
 from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
 
 SLICE_S = 60.0
@@ -230,6 +233,72 @@ def test_the_virtual_times_may_be_lost(own_client: redis.Redis, make: Make) -> N
     assert at_the_end(chooser, turn) is None
     own_client.delete(TURNS)
     chooser.end(turn, spent_s=2 * SLICE_S)
+
+
+# --- runs that cannot be served here ---
+
+
+WRONG = InputError("its vectors have another length", code="wrong_dimension")
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> FakeClock:
+    """The clock of the scheduler, which does not pause."""
+    time = SimpleNamespace(monotonic=clock, sleep=lambda _seconds: None)
+    monkeypatch.setattr("embq.worker.claim.scheduler.time", time)
+    return clock
+
+
+def test_a_refused_run_is_left_for_a_while_and_its_model_has_no_claim_for_longer(
+    own_client: redis.Redis, make: Make, later: FakeClock
+) -> None:
+    chooser, run = scheduler(own_client), make("a")
+    name = run.info.run
+    chooser.refuse_run(name, WRONG)
+    assert (first(chooser), chooser.is_needed(run.record.model)) == (None, True)
+    for seconds, refuses in ((9.9, True), (0.1, False), (589.9, False)):
+        later.advance(seconds)
+        assert (chooser.refuses(name), chooser.refuses("b" * 16), first(chooser)) == (refuses, False, None)
+    later.advance(0.1)
+    assert first_turn(chooser).model == run.record.model
+    chooser.refuse_run(name, WRONG)
+    assert chooser.refuses(name)
+    chooser.served(name)
+    assert (chooser.refuses(name), first_turn(chooser).model) == (False, run.record.model)
+    alone = scheduler(own_client, run=name)
+    with pytest.raises(InputError, match="another length"):
+        alone.refuse_run(name, WRONG)
+    assert not alone.refuses(name)
+
+
+def test_a_worker_is_misconfigured_if_it_refuses_again_and_again_all_that_there_was(
+    own_client: redis.Redis, make: Make, later: FakeClock
+) -> None:
+    def refusing(chooser: Scheduler, *runs: str) -> Scheduler:
+        first_turn(chooser)
+        for run in runs:
+            assert not chooser.refuses_all()
+            chooser.refuse_run(run, WRONG)
+        later.advance(10.0)
+        assert not chooser.refuses_all(), "they were refused once"
+        later.advance(0.1)
+        return chooser
+
+    runs = [make(name).info.run for name in "ab"]
+    chooser = refusing(scheduler(own_client), *runs)
+    indexing = refusing(Scheduler(own_client, run="", slice_s=SLICE_S, can_index=lambda _build: True), *runs)
+    assert (chooser.refuses_all(), indexing.refuses_all()) == (True, True)
+    build = IndexBuild(index="/index", build="b", folder="/index/_work", nonce="n", memory_bytes=1)
+    announce(own_client, IndexStage(build=build, stage="add", run="0" * 32))
+    assert (chooser.refuses_all(), indexing.refuses_all()) == (True, False)
+    added = make("c").info.run
+    chooser.refuse_run(added, WRONG)
+    later.advance(10.1)
+    assert not chooser.refuses_all(), "a run that came later proves nothing"
+    later_one = refusing(scheduler(own_client), *runs, added)
+    assert later_one.refuses_all()
+    later_one.served(added)
+    assert not later_one.refuses_all()
 
 
 # --- the process that changes its model ---
