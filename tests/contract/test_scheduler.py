@@ -15,13 +15,13 @@ from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import InputError
 from embq.core.models import ModelConfig
 from embq.core.queue.fair_queue import VirtualTimes
-from embq.core.queue.index_builds import IndexBuild, IndexStage, announce
 from embq.core.queue.keys import TURNS
 from embq.core.queue.runs import register
 from embq.core.rows.spec import RowSpec
 from embq.core.run.run_info import WorkerDefaults
 from embq.core.service.stopping import StopFlag
 from embq.core.settings import Settings
+from embq.index.workers.builds import IndexBuild, IndexStage, announce
 from embq.worker import model_service, process
 from embq.worker.claim.scheduler import Scheduler, Turn
 from embq.worker.embedders.stub import StubEmbedder
@@ -286,7 +286,7 @@ def test_a_worker_is_misconfigured_if_it_refuses_again_and_again_all_that_there_
 
     runs = [make(name).info.run for name in "ab"]
     chooser = refusing(scheduler(own_client), *runs)
-    indexing = refusing(Scheduler(own_client, run="", slice_s=SLICE_S, can_index=lambda _build: True), *runs)
+    indexing = refusing(Scheduler(own_client, run="", slice_s=SLICE_S, able=lambda _work: True), *runs)
     assert (chooser.refuses_all(), indexing.refuses_all()) == (True, True)
     build = IndexBuild(index="/index", build="b", folder="/index/_work", nonce="n", memory_bytes=1)
     announce(own_client, IndexStage(build=build, stage="add", run="0" * 32))
