@@ -32,7 +32,7 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./native
 FROM base AS producer-packages
 COPY pyproject.toml ./
 COPY deploy/hashes.txt deploy/requirements.py deploy/trim.py deploy/
-RUN python deploy/requirements.py broker gcs http s3 webhdfs > requirements.txt \
+RUN python deploy/requirements.py broker gcs http s3 > requirements.txt \
  && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt \
  && python deploy/trim.py
 
@@ -73,7 +73,7 @@ COPY deploy/hashes.txt deploy/requirements.py deploy/
 ARG FAISS=index
 ARG EXTRAS=""
 # Of torch and its libraries the versions above stay, whatever hashes.txt has of them.
-RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
+RUN python deploy/requirements.py broker gcs http minilm s3 serve worker writer "$FAISS" ${EXTRAS} > requirements.txt \
  && pip list --format=freeze | grep -Eio '^(torch|torchvision|[a-z-]*triton[a-z-]*|nvidia-[^=]*|cuda-[^=]*)==' | sed 's/^/^/' > built \
  && grep -ivf built deploy/hashes.txt > hashes.txt \
  && pip install --require-hashes --constraint hashes.txt --requirement requirements.txt

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ["broker", "gcs", "http", "index", "index-gpu", "int8", "minilm", "s3", "serve", "webhdfs", "worker", "writer"]
+EXTRAS = ["broker", "gcs", "http", "index", "index-gpu", "int8", "minilm", "s3", "serve", "worker", "writer"]
 """Of all images."""
 BUILD = ["cmake", "hatchling", "ninja", "scikit-build-core"]
 """What the two wheels of the project are built with."""

@@ -26,7 +26,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "http": ("aiohttp",),
     "s3": ("s3fs",),
     "gcs": ("gcsfs",),
-    "webhdfs": ("requests",),
     "train": (
         *("PIL", "aiohttp", "numpy", "open_clip", "pandas", "pynvml", "safetensors", "timm", "torch", "torchvision"),
         "webdataset",

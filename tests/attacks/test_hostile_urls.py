@@ -329,21 +329,6 @@ def test_an_endless_file_beside_an_image_is_one_failure(stack: ExitStack) -> Non
     assert (planned.code, unplanned.code) == ("source_changed", "too_large")
 
 
-def test_a_name_node_that_nobody_has_named_sends_no_worker_to_a_private_data_node(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("requests")
-    monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
-    secret = Host(stack)
-    public = Host(stack, to(f"{secret.url}/webhdfs/v1/a"), "127.0.0.2")
-    for url in (f"webhdfs://127.0.0.2:{public.port}/a", f"webhdfs://127.0.0.1:{secret.port}/a"):
-        with pytest.raises(SourceError) as caught:
-            ranged_reads.read_range(url, 0, 10)
-        assert caught.value.code == "source_denied"
-    assert len(public.asked) == 1
-    assert secret.asked == []
-
-
 @pytest.mark.slow
 def test_a_worker_of_the_services_reads_from_no_private_host(
     own_server: EmbeddedServer, short_tmp: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from embq.retrieval.searching.http_client import Address, fetch_json
 from embq.retrieval.serving import image_url
 from embq.retrieval.serving.http_errors import HttpError
 from embq.sources.access import allowed_hosts, filesystems, ranged_reads
-from embq.sources.access.clients import http, webhdfs
+from embq.sources.access.clients import http
 from embq.training.launch import ssh_host
 
 LIMIT_S = 0.5
@@ -70,7 +70,6 @@ CLIENTS: dict[str, Callable[[int, ssl.SSLContext], object]] = {
     "search": lambda port, _: fetch_json(Address(f"http://127.0.0.1:{port}"), "/search", {}, timeout_s=LIMIT_S),
     "health": lambda port, _: services.ask_health(f"http://127.0.0.1:{port}/healthz"),
     "http input": lambda port, _: _range(f"http://127.0.0.1:{port}/a"),
-    "webhdfs input": lambda port, _: _range(f"webhdfs://127.0.0.1:{port}/a"),
     "shards of a training": lambda port, _: ssh_host._unanswered(f"http://127.0.0.1:{port}/a"),
 }
 
@@ -79,7 +78,7 @@ CLIENTS: dict[str, Callable[[int, ssl.SSLContext], object]] = {
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module, name in (
         *((image_url, "MOST_SECONDS"), (services, "ANSWER_S"), (ssh_host, "REACH_S")),
-        *((http, "GRACE_S"), (webhdfs, "GRACE_S"), (filesystems, "CONNECT_S"), (filesystems, "ANSWER_S")),
+        *((http, "GRACE_S"), (filesystems, "CONNECT_S"), (filesystems, "ANSWER_S")),
     ):
         monkeypatch.setattr(module, name, LIMIT_S, raising=False)
     monkeypatch.setattr(ranged_reads, "PAUSES_S", ())
@@ -128,13 +127,12 @@ def test_a_slow_answer_that_keeps_the_least_rate_is_read_to_its_end(monkeypatch:
 
     with ThreadingTCPServer(("127.0.0.1", 0), Steady) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        for scheme in ("http", "webhdfs"):
-            url = f"{scheme}://127.0.0.1:{server.server_address[1]}/a"
-            assert ranged_reads.read_range(url, 0, len(body)) == body
+        url = f"http://127.0.0.1:{server.server_address[1]}/a"
+        assert ranged_reads.read_range(url, 0, len(body)) == body
         server.shutdown()
 
 
 def test_no_other_client_of_http_is_made() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in Path(embq.__file__).parent.rglob("*.py")}
     made = {name for name, text in texts.items() if re.search(r"\b(?:urlopen|build_opener|HTTPS?Connection)\(", text)}
-    assert made - {"answers.py", "image_url.py", "webhdfs.py"} == set()
+    assert made - {"answers.py", "image_url.py"} == set()

@@ -1,9 +1,8 @@
-"""gs:// and webhdfs:// by their own clients over a socket: read, listed, refused and watched as every other storage."""
+"""gs:// by its own client over a socket: read, listed, refused and watched as every other storage."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from embq.testing.sources import OPTIONS, Case
 from tests.contract.inputs import CASES
 from tests.contract.test_remote import content, quick, samples_of
 from tests.support.outputs.build import request_of
-from tests.support.servers.storage import Server, webhdfs_server
+from tests.support.servers.storage import Server, http_server
 
 TAR = next(case for case in CASES if case.kind == "tar")
 
@@ -36,51 +35,27 @@ class Store:
 
     Attributes:
         url: of the folder.
-        upload: makes files of it, by their relative paths, have these bytes.
-        remove: takes a file away.
-        name: what the server calls a file, as `Server.denied` has it.
     """
 
     server: Server
     url: str
-    upload: Callable[[dict[str, bytes]], object]
-    remove: Callable[[str], None]
-    name: Callable[[str], str]
+
+    def upload(self, files: dict[str, bytes]) -> None:
+        """Make files of it, by their relative paths, have these bytes."""
+        filesystem(self.url).pipe({bare(f"{self.url}/{relative}"): data for relative, data in files.items()})
 
     def put(self, relative: str, data: bytes) -> None:
         self.upload({relative: data})
 
-
-@pytest.fixture(scope="module")
-def webhdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with webhdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
-        yield server
+    def remove(self, relative: str) -> None:
+        """Take a file away."""
+        filesystem(self.url).rm_file(bare(f"{self.url}/{relative}"))
 
 
-@pytest.fixture(params=["gcs", "webhdfs"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    server: Server = request.getfixturevalue(request.param)
-    url = f"{server.url}/{tmp_path.name}"
-
-    def upload(files: dict[str, bytes]) -> None:
-        if request.param == "gcs":
-            filesystem(url).pipe({bare(f"{url}/{relative}"): data for relative, data in files.items()})
-            return
-        for relative, data in files.items():
-            path = server.folder / tmp_path.name / relative
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-    def remove(relative: str) -> None:
-        if request.param == "gcs":
-            filesystem(url).rm_file(bare(f"{url}/{relative}"))
-        else:
-            (server.folder / tmp_path.name / relative).unlink()
-
-    root = tmp_path.name if request.param == "gcs" else f"/{tmp_path.name}"
-    yield Store(server, url, upload, remove, lambda relative: f"{root}/{relative}")
-    server.denied.clear()
-    server.suffer("", 0)
+@pytest.fixture
+def store(gcs: Server, tmp_path: Path) -> Iterator[Store]:
+    yield Store(gcs, f"{gcs.url}/{tmp_path.name}")
+    gcs.suffer("", 0)
 
 
 def shard(store: Store, folder: Path) -> Unit:
@@ -184,29 +159,24 @@ def test_a_shard_that_is_another_one_by_now_is_never_read_for_the_planned_one(
 ) -> None:
     unit = shard(store, tmp_path)
     store.put("shard.tar", bytes((unit.stop or 0) + 512 * (length == "another length")))
-    if store.server.folder != Path():  # Hadoop's times are in ms
-        path = store.server.folder / tmp_path.name / "shard.tar"
-        moved_on_s = path.stat().st_mtime + 1
-        os.utime(path, (moved_on_s, moved_on_s))
     with pytest.raises(SourceError) as caught:
         list(read(unit, []))
     assert caught.value.code == "shard_changed"
 
 
-def test_a_folder_that_may_not_be_listed_is_no_empty_one(webhdfs: Server, tmp_path: Path) -> None:
-    root = webhdfs.folder / tmp_path.name
+def test_a_folder_that_may_not_be_listed_is_no_empty_one(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        (root / folder).mkdir(parents=True)
-        (root / folder / "1.jpg").write_bytes(b"\xff\xd8")
-        (root / folder / "1.tar").write_bytes(bytes(1024))
-    url = f"{webhdfs.url}/{tmp_path.name}"
-    assert [path for path, _ in listings.walk(url)] == ["a/1.jpg", "a/1.tar", "b/1.jpg", "b/1.tar"]
-    webhdfs.denied.add(f"/{tmp_path.name}/b")
-    for ask in (lambda: list(SOURCES["files"].split(url, OPTIONS)), lambda: match(f"{url}/**/*.tar")):
-        with pytest.raises(SourceError) as caught:
-            ask()
-        assert caught.value.code == "source_denied"
-    webhdfs.denied.clear()
+        (tmp_path / "in" / folder).mkdir(parents=True)
+        (tmp_path / "in" / folder / "1.jpg").write_bytes(b"\xff\xd8")
+        (tmp_path / "in" / folder / "1.tar").write_bytes(bytes(1024))
+    with http_server(tmp_path) as server:
+        url = f"{server.url}/in"
+        assert [path for path, _ in listings.walk(f"{url}/")] == ["a/1.jpg", "a/1.tar", "b/1.jpg", "b/1.tar"]
+        server.denied.add("in/b/")
+        for ask in (lambda: list(SOURCES["files"].split(f"{url}/", OPTIONS)), lambda: match(f"{url}/**/*.tar")):
+            with pytest.raises(SourceError) as caught:
+                ask()
+            assert caught.value.code == "source_denied"
 
 
 def test_what_is_gone_is_named_and_what_is_there_is_not(store: Store, tmp_path: Path) -> None:
@@ -224,4 +194,11 @@ def test_hdfs_without_a_hadoop_client_says_what_to_do_instead(monkeypatch: pytes
         listings.stat("hdfs://namenode:8020/shards/00000.tar")
     assert caught.value.code == "storage_missing"
     assert "\n" not in str(caught.value)
-    assert "webhdfs://NAMENODE" in (caught.value.next_step or "")
+    assert "hdfs dfs -get" in (caught.value.next_step or "")
+
+
+def test_hadoop_over_its_web_interface_is_a_scheme_that_is_not_read() -> None:
+    with pytest.raises(SourceError) as caught:
+        listings.stat("webhdfs://namenode:9870/shards/00000.tar")
+    assert caught.value.code == "shard_scheme_denied"
+    assert "hdfs://" in (caught.value.next_step or "")

@@ -142,7 +142,7 @@ def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
         "s3://bucket/shards/00.tar",
         "https://example.org:8443/a@b/00.tar",
         "https://example.org/00.tar?versionId=3",
-        "webhdfs://ann@namenode:9870/shards",
+        "hdfs://ann@namenode:8020/shards",
         "/data/password=x/token=y.tar",
         "hf://datasets/user/name@main/a.parquet",
     ],

