@@ -22,7 +22,7 @@ from embq.index.collection.clip_retrieval import FOLDERS
 from embq.index.collection.opening import Collection, open_collection
 from embq.index.collection.parquet import rows_of
 from embq.index.collection.parts import path_of
-from embq.index.collection.remote import RemotePath, located
+from embq.index.collection.remote import located
 from embq.index.commands.build import built_index
 from embq.index.faiss_file import FaissExport, FaissFile
 from embq.index.faiss_module import faiss, set_threads
@@ -104,8 +104,8 @@ def written(array: Any, path: Path) -> str:
 
 def collection_of(roots: Sequence[str], file_format: str, column: str, id_columns: Sequence[str]) -> Collection:
     names = {name: output for output, name in FOLDERS.items()}
-    places = [place for root in roots if not isinstance(place := located(root), RemotePath)]
-    if len(roots) == 1 and places and (above := places[0]).name in names and (above.parent / "run.json").exists():
+    places = [located(root) for root in roots]
+    if len(roots) == 1 and (above := places[0]).name in names and (above.parent / "run.json").exists():
         return open_collection(above.parent, output=names[above.name])  # without what it has not committed
     if any((place / "run.json").exists() for place in places):
         return open_collection(*roots)  # a run says itself what its files are

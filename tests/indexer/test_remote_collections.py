@@ -1,8 +1,7 @@
-"""Plain files behind URLs are one collection with their local copies, and are read in ranges."""
+"""Plain files in buckets are one collection with their local copies, and are read in ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -16,14 +15,10 @@ from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit, InputError, SourceError, UsageError
 from embq.index.collection.opening import Collection, open_collection, rows_now
 from embq.index.searcher import Searcher
+from embq.sources.access import ranged_reads
+from embq.sources.access.filesystems import bare, filesystem
 from tests.indexer.collections_made import DIM, KINDS, wanted_vectors
-from tests.support.servers.storage import HttpServer, http_server
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    with http_server(tmp_path_factory.mktemp("web")) as server:
-        yield server
+from tests.support.servers.storage import Server
 
 
 def uploaded(folder: Path, prefix: str) -> str:
@@ -41,19 +36,16 @@ def read(collection: Collection) -> tuple[np.ndarray, pa.Table]:
     return np.concatenate(vectors), pa.concat_tables(collection.read_identity(0, collection.n))
 
 
-@pytest.mark.parametrize(
-    ("kind", "scheme"),
-    [("npy", "s3"), ("npy", "http"), ("parquet", "s3"), ("clip-retrieval", "http")],
-)
-def test_rows_are_those_of_the_local_files(tmp_path: Path, s3: str, web: HttpServer, kind: str, scheme: str) -> None:
-    root = KINDS[kind](web.folder / scheme / kind)
+@pytest.mark.parametrize("kind", ["npy", "parquet", "clip-retrieval"])
+def test_rows_are_those_of_the_local_files(tmp_path: Path, s3: str, kind: str) -> None:
+    root = KINDS[kind](tmp_path)
     (root / "_hidden").mkdir()
     (root / "_hidden/x.npy").write_bytes(b"")
     near = open_collection(root)
     vectors, rows = read(near)
-    url = f"{web.url}/http/{kind}/plain/" if scheme == "http" else uploaded(root, tmp_path.name)
-    far = open_collection(url)
-    assert (far.root, far.n, far.empty) == (url.rstrip("/"), near.n, near.empty)
+    url = uploaded(root, tmp_path.name)
+    far = open_collection(f"{url}/")
+    assert (far.root, far.n, far.empty) == (url, near.n, near.empty)
     assert [part.files[0].path for part in far.parts] == [part.files[0].path for part in near.parts]
     found, known = read(far)
     assert np.array_equal(found, vectors)
@@ -74,33 +66,26 @@ def test_files_and_folders_of_several_urls_follow_each_other(tmp_path: Path, s3:
     assert (one.root, one.n) == (f"{url}/b", 1)
 
 
-def test_ranges_alone_are_read(tmp_path: Path, web: HttpServer) -> None:
-    folder = web.folder / "large"
+def test_ranges_alone_are_read(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "large"
     folder.mkdir()
     matrix = np.random.default_rng(0).standard_normal((120_000, 32), np.float32)  # 15 MB
     np.save(folder / "a.npy", matrix)
     table = pa.table({"embedding": pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), 32)})
     pq.write_table(table, folder / "a.parquet", row_group_size=10_000, compression="none", use_dictionary=False)
+    url, read_range, sent = uploaded(folder, tmp_path.name), ranged_reads.read_range, []
+
+    def counted(url: str, start: int, stop: int) -> bytes:
+        sent.append(len(data := read_range(url, start, stop)))
+        return data
+
+    monkeypatch.setattr(ranged_reads, "read_range", counted)
     for name, most in (("a.npy", 1 << 20), ("a.parquet", 9 << 20)):
-        collection = open_collection(f"{web.url}/large/{name}")
-        web.sent.clear()
+        collection = open_collection(f"{url}/{name}")
+        sent.clear()
         ((first, rows),) = collection.read_vectors(50_000, 51_000)
         assert np.array_equal(rows, matrix[first : first + 1_000])
-        assert web.sent_of(name) < most
-
-
-def test_a_large_file_of_a_server_without_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = np.random.default_rng(0).standard_normal((40_000, 32), np.float32)  # 5 MB
-    np.save(tmp_path / "a.npy", matrix)
-    monkeypatch.setattr("embq.sources.access.ranged_reads._WITHOUT_RANGES", set())
-    with http_server(tmp_path) as server:
-        server.ranges = False
-        collection = open_collection(f"{server.url}/a.npy")
-        assert np.array_equal(read(collection)[0], matrix)
-        monkeypatch.setattr("embq.index.collection.remote.WHOLE_BYTES", 4 << 20)
-        with pytest.raises(SourceError, match="sends no ranges") as refused:
-            read(collection)
-        assert "knows ranges" in refused.value.next_step
+        assert 0 < sum(sent) < most
 
 
 def test_an_object_that_changes_is_an_error(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,19 +110,20 @@ def test_an_object_that_changes_is_an_error(tmp_path: Path, s3: str, monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_storage_that_fails_is_no_damage(web: HttpServer, kind: str) -> None:
-    KINDS[kind](web.folder / f"failing-{kind}")
-    collection = open_collection(f"{web.url}/failing-{kind}/plain")
-    web.suffer("denied", 1)
+def test_storage_that_fails_is_no_damage(tmp_path: Path, gcs: Server, kind: str) -> None:
+    root, url = KINDS[kind](tmp_path), f"{gcs.url}/{tmp_path.name}"
+    for path in root.rglob(f"*.{kind}"):
+        filesystem(url).pipe_file(bare(f"{url}/{path.relative_to(root)}"), path.read_bytes())
+    collection = open_collection(url)
+    gcs.suffer("denied", 1)
     with pytest.raises(SourceError) as caught:
         read(collection)
     assert caught.value.code == "source_denied"
-    web.left = 0
-    web.suffer("busy", 1)
+    gcs.suffer("busy", 1)
     assert len(read(collection)[0]) == collection.n
 
 
-def test_what_is_no_embeddings_is_refused(tmp_path: Path, s3: str, web: HttpServer) -> None:
+def test_what_is_no_embeddings_is_refused(tmp_path: Path, s3: str) -> None:
     def refused(*urls: str) -> str:
         with pytest.raises((InputError, UsageError)) as caught:
             open_collection(*urls)
@@ -151,17 +137,23 @@ def test_what_is_no_embeddings_is_refused(tmp_path: Path, s3: str, web: HttpServ
         "text.parquet": b"no table",
     }
     for name, data in damaged.items():
-        (web.folder / name).write_bytes(data)
-        assert "cannot be read" in refused(f"{web.url}/{name}")
-    (web.folder / "run").mkdir()
-    (web.folder / "run/run.json").write_bytes(b"{}")
-    assert "not read over http" in refused(f"{web.url}/run")
-    (web.folder / "a.h5").write_bytes(b"")
-    assert "folders of this machine" in refused(f"{web.url}/a.h5")
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "a.h5").write_bytes(b"")
+    url = uploaded(tmp_path, tmp_path.name)
+    for name in damaged:
+        assert "cannot be read" in refused(f"{url}/{name}")
+    assert "folders of this machine" in refused(f"{url}/a.h5")
     assert "is not there" in refused("s3://bucket/elsewhere")
-    assert "is not there" in refused(f"{web.url}/elsewhere")
-    assert "query" in refused(f"{web.url}/a.npy?signature=secret")
-    assert "in no folder or bucket" in refused("s3://one/a", "https://other/a")
+    assert "in no folder or bucket" in refused("s3://one/a", "gs://other/a")
+
+
+@pytest.mark.parametrize("scheme", ["http", "HTTPS", "hdfs", "abfs"])
+def test_files_behind_other_urls_have_to_be_copied(tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}://host/embeddings"
+    for ask in (lambda: open_collection(str(tmp_path), url), lambda: build_index(url, save_on_disk=False)):
+        with pytest.raises(UsageError, match=f"not over {scheme.lower()}://") as caught:
+            ask()
+        assert "copy the files to a folder" in (caught.value.next_step or "")
 
 
 def test_the_verb_and_the_function_index_a_bucket(tmp_path: Path, s3: str, capfd: pytest.CaptureFixture[str]) -> None:

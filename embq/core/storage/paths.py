@@ -101,6 +101,12 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
+def is_in_bucket(text: str) -> bool:
+    """True if a user's text is a URL of a store where outputs can lie."""
+    scheme, separator, _ = text.partition("://")
+    return bool(separator) and scheme.lower() in (*NEEDED, *SPELLINGS)
+
+
 def mistyped_url(text: str, schemes: Container[str]) -> str:
     """The URL that was meant by a text with one slash behind a scheme, such as s3:/bucket/name; "" for other texts."""
     scheme, _, rest = text.partition(":/")

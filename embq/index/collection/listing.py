@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from embq.core.errors import InputError
 from embq.index.collection.parts import IDENTITY, FileRef, PartRef, no_embeddings
-from embq.index.collection.remote import FilePath, RemotePath, each, name_below
+from embq.index.collection.remote import FilePath, RemotePath, name_below
 
 EMBEDDING = "embedding"
 """The column of vectors, if none is named."""
@@ -135,7 +135,7 @@ def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
     names begin with "_", and folders that hold an index. InputError `no_embeddings` if there is none.
     """
     if root.is_file():
-        return [_with_status(root)]
+        return [root if isinstance(root, Path) else root.resolved()]
     files = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
     if not files:
         raise no_embeddings(
@@ -143,11 +143,7 @@ def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
             "name a folder with embeddings, or the output of a run",
         )
     files.sort(key=str)
-    return list(each(_with_status, files, remote=not isinstance(root, Path)))
-
-
-def _with_status(path: FilePath) -> FilePath:
-    return path if isinstance(path, Path) else path.resolved()
+    return files
 
 
 def all_below(root: FilePath) -> Iterator[FilePath]:

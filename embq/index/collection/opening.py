@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from embq.core import wire
-from embq.core.errors import EmbqError, InputError, MalformedError, SourceError, UsageError
+from embq.core.errors import EmbqError, InputError, MalformedError, UsageError
 from embq.core.rows.metadata import column_in_file
 from embq.core.run.layout import part_of_run, run_above
 from embq.core.storage.durable import unusable
 from embq.core.storage.objects import ObjectPath
-from embq.core.storage.paths import Place, is_url
+from embq.core.storage.paths import Place, is_url, place
 from embq.core.wire import FileName
 from embq.index.collection.clip_retrieval import describe_layout, is_layout
 from embq.index.collection.collection import Collection
@@ -36,7 +36,7 @@ UNIT_LENGTH_WITHIN = 1e-2
 
 
 def open_collection(
-    *roots: Path | str | Place | RemotePath,
+    *roots: str | Place,
     output: str | None = None,
     column: str | None = None,
     file_format: str | None = None,
@@ -46,7 +46,7 @@ def open_collection(
 
     Args:
         roots: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
-            such file, also behind http. Several are all of one kind; rows have ids in the order of their paths.
+            such file. Several are all of one kind; rows have ids in the order of their paths.
         output: whose vectors, where a run has several (its "image" or "text", or the name of a model).
         column: name of the column of vectors; "embedding" for plain folders unless it is given.
         file_format: "npy", "parquet" or "hdf5" for plain folders; None finds out.
@@ -54,14 +54,14 @@ def open_collection(
 
     Raises InputError: `no_embeddings`, `which_output`, `mixed_embeddings`, `not_vectors`, `part_damaged`.
     """
-    places: list[Place | RemotePath] = sorted({located(root) for root in roots}, key=lambda root: f"{root}/")
+    places = sorted({located(root) for root in roots}, key=lambda root: f"{root}/")
     shared = _shared_folder(places) if len(places) > 1 else None
-    runs = [where for where in places if not isinstance(where, RemotePath) and _is_run(where)]
+    runs = [where for where in places if _is_run(where)]
     if runs:
         if file_format is not None or id_columns:
             raise UsageError(f"{runs[0]} is the output of a run, which says itself what its files and columns are")
         _all_of_them(places, runs, "outputs of runs")
-        folder = runs[0] if shared is None else shared
+        folder: Place | RemotePath = runs[0] if shared is None else shared
         described = (
             describe_run(runs[0], output=output, column=column)
             if shared is None
@@ -73,10 +73,11 @@ def open_collection(
                 raise part_of_run(where, run)
         paths = [_plain(where) for where in places]
         base = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
-        folder = base if shared is None else _plain(shared)
+        above = base if shared is None else _plain(shared)
         described = _described_files(
-            folder, paths, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
+            above, paths, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
         )
+        folder = above
     if len(places) > 1:
         described["folders"] = tuple(name_below(folder, root) for root in places)
     try:
@@ -92,12 +93,12 @@ def open_collection(
     return collection if unit_length is not None else replace(collection, unit_length=_unit_length(collection))
 
 
-def _shared_folder(places: Sequence[Place | RemotePath]) -> Place | RemotePath:
+def _shared_folder(places: Sequence[Place]) -> Place:
     """The folder or bucket that all are in, which paths of parts are relative to."""
-    for place, other in pairwise(places):
-        if f"{other}/".startswith(f"{place}/"):
-            raise InputError(f"{other} is in {place}: its rows would be indexed twice", next_step="leave one out")
-    columns = zip(*(str(place).split("/") for place in places), strict=False)
+    for above, other in pairwise(places):
+        if f"{other}/".startswith(f"{above}/"):
+            raise InputError(f"{other} is in {above}: its rows would be indexed twice", next_step="leave one out")
+    columns = zip(*(str(where).split("/") for where in places), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
     if len(shared) < (1 if isinstance(places[0], Path) else 3):
         raise InputError(
@@ -105,7 +106,7 @@ def _shared_folder(places: Sequence[Place | RemotePath]) -> Place | RemotePath:
             next_step="copy one of them beside the other",
             code="no_embeddings",
         )
-    return located("/".join(shared) or "/")
+    return place("/".join(shared) or "/")
 
 
 def reopened(built: Collection, *roots: str) -> Collection:
@@ -137,7 +138,7 @@ def rows_now(built: Collection) -> int | None:
         return None
 
 
-def _plain(where: Place | RemotePath) -> FilePath:
+def _plain(where: Place) -> FilePath:
     """A place of plain files, which are read as inputs are."""
     return RemotePath(str(where)) if isinstance(where, ObjectPath) else where
 
@@ -152,12 +153,6 @@ def _described_files(
     id_columns: tuple[str, ...],
 ) -> dict[str, Any]:
     for where in paths:
-        if isinstance(where, RemotePath) and _is_remote_run(where):
-            raise InputError(
-                f"{where} is the output of a run, which is not read over http",
-                next_step="name its folder or bucket",
-                code="no_embeddings",
-            )
         if not (where.is_file() or where.is_dir()):
             raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
     layouts = [where for where in paths if where.is_dir() and is_layout(where)]
@@ -190,21 +185,9 @@ def _is_run(where: Place) -> bool:
         ) from error
 
 
-def _is_remote_run(where: RemotePath) -> bool:
-    try:
-        (where / "run.json").stat()
-    except FileNotFoundError:
-        return False
-    except SourceError as error:
-        if error.transient:
-            raise
-        return False
-    return True
-
-
 def _all_of_them(places: Sequence[Place | RemotePath], alike: Sequence[Place | RemotePath], kind: str) -> None:
     """Raise InputError unless all places are of one kind."""
-    if other := next((place for place in places if place not in alike), None):
+    if other := next((where for where in places if where not in alike), None):
         raise InputError(
             f"{alike[0]} and {other} cannot be one index: only the first is one of the {kind}",
             next_step="index them apart; `embq serve` answers from several indexes",

@@ -172,9 +172,9 @@ def check_unchanged(root: str, part: PartRef) -> None:
 
 def place_of(root: str, file: FileRef) -> Place | RemotePath:
     """Path or URL of a file."""
-    if file.sha256 is None and is_url(root):
-        return RemotePath(f"{root}/{file.path}", RemoteStatus(file.bytes, str(file.mtime_ns)))
     where = place(root)
+    if file.sha256 is None and isinstance(where, ObjectPath):
+        return RemotePath(f"{where}/{file.path}", RemoteStatus(file.bytes, str(file.mtime_ns)))
     parts_of(where, file.path)  # the path may come from the record of an index
     return where / file.path
 

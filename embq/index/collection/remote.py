@@ -1,6 +1,6 @@
-"""Plain files behind URLs, with the part of the interface of `pathlib.Path` that collections need; read in ranges.
+"""Plain files in buckets, with the part of the interface of `pathlib.Path` that collections need; read in ranges.
 
-Versions, retries, parallel requests and allowed hosts are those of inputs (`embq.sources.access`), imported where a URL
+Versions, retries and parallel requests are those of inputs (`embq.sources.access`), imported where a URL
 is read.
 """
 
@@ -14,25 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import IO, NamedTuple, TypeAlias, TypeVar
 
 from embq.core.errors import SourceError, UsageError
 from embq.core.storage.beneath import require_regular
 from embq.core.storage.objects import RangedFile
-from embq.core.storage.paths import Place, place
-
-if TYPE_CHECKING:
-    from embq.sources.interface import FileStatus
+from embq.core.storage.paths import Place, is_in_bucket, is_url, place
 
 PIECE_BYTES = 1 << 20
 """Bytes of a request; as many as the blocks that are fetched ahead have."""
-
-WHOLE_BYTES = 256 << 20
-"""Largest file that is read from a server that sends no ranges: it is in memory."""
-
-SUFFIXES = (".npy", ".parquet", ".h5", ".hdf5")
-"""Endings of the names that are files over http, where nothing else tells files and folders apart."""
-
 
 AT_ONCE = 16
 """Remote files that are looked at at a time."""
@@ -101,8 +91,6 @@ class RemotePath:
 
     def is_file(self) -> bool:
         """True for a file; SourceError if the storage does not answer."""
-        if self._is_http:
-            return self.name.endswith(SUFFIXES)
         try:
             self.stat()
         except FileNotFoundError:
@@ -117,8 +105,6 @@ class RemotePath:
         """True for a folder in which there is anything; SourceError as of `is_file`."""
         from embq.sources.access.listings import is_folder
 
-        if self._is_http:
-            return not self.is_file() and next(self._entries(), None) is not None
         try:
             return is_folder(self.url)
         except SourceError as error:
@@ -128,15 +114,18 @@ class RemotePath:
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """The files directly below this folder that match, each with its status."""
-        entries = [(name, status) for name, status in self._entries() if fnmatch.fnmatchcase(name, pattern)]
-        files = [self._file(name, status) for name, status in entries if status is not None]
-        return each(RemotePath.resolved, files, remote=True)
+        from embq.sources.access.listings import list_folder
+
+        for name, status in list_folder(self.url):
+            if status is not None and fnmatch.fnmatchcase(name, pattern):
+                yield RemotePath(f"{self.url}/{name}", RemoteStatus(*status))
 
     def all_below(self) -> Iterator[RemotePath]:
-        """The files at any depth, each with its status where the listing has it."""
+        """The files at any depth, each with its status."""
         from embq.sources.access.listings import statuses_below
 
-        return (self._file(*entry) for entry in statuses_below(self._folder))
+        for name, status in statuses_below(self.url):
+            yield RemotePath(f"{self.url}/{name}", RemoteStatus(*status))
 
     def open(self, first: int = 0, last: int | None = None, piece_bytes: int = PIECE_BYTES) -> io.BufferedReader:
         """A seekable file for reading. SourceError if the storage fails.
@@ -150,46 +139,23 @@ class RemotePath:
 
         size = self.status().st_size
         last = size if last is None else min(last, size)
-        ranges = RangesAhead(self.url, size, first=first, last=last, on_progress=unwatched, most_whole=WHOLE_BYTES)
+        ranges = RangesAhead(self.url, size, first=first, last=last, on_progress=unwatched)
         return io.BufferedReader(RangedFile(ranges, size), piece_bytes)
-
-    @property
-    def _is_http(self) -> bool:
-        return self.url.startswith(("http://", "https://"))
-
-    @property
-    def _folder(self) -> str:
-        return f"{self.url}/" if self._is_http else self.url
-
-    def _entries(self) -> Iterator[tuple[str, FileStatus | None]]:
-        from embq.sources.access.listings import list_folder
-
-        try:
-            yield from list_folder(self._folder)
-        except SourceError as error:
-            if error.code != "source_missing":
-                raise
-
-    def _file(self, name: str, status: FileStatus) -> RemotePath:
-        listed = RemoteStatus(*status) if status.version else None  # a page of http tells names alone
-        return RemotePath(f"{self.url}/{name}", listed)
 
 
 FilePath: TypeAlias = Path | RemotePath
 """A plain file or folder of a collection."""
 
 
-def located(text: str | Place | RemotePath) -> Place | RemotePath:
-    """The place of embeddings that a user names; UsageError for URLs that are not read."""
-    if isinstance(text, RemotePath) or not str(text).lower().startswith(("http://", "https://")):
-        return text if isinstance(text, RemotePath) else place(text)
-    scheme, _, rest = str(text).partition("://")
-    if "@" in rest.partition("/")[0] or set("?#") & set(rest):
+def located(text: str | Place) -> Place:
+    """The place of embeddings that a user names; UsageError for URLs that are in no bucket."""
+    if is_url(str(text)) and not is_in_bucket(str(text)):
+        scheme = str(text).partition(":")[0].lower()
         raise UsageError(
-            f"{scheme.lower()}:// with a user, a key or a query in it is not taken: it would stand in the index",
-            next_step="copy the files to a folder or a bucket",
+            f"an index is made of embeddings in folders and buckets, not over {scheme}://",
+            next_step="copy the files to a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, and name that",
         )
-    return RemotePath(f"{scheme.lower()}://{rest.rstrip('/')}")
+    return place(text)
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from embq.core.errors import Exit, UsageError, command_line
 from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
 from embq.core.storage.beneath import below
-from embq.core.storage.paths import Place
+from embq.core.storage.paths import Place, place
 from embq.index.change.growth import holds
 from embq.index.collection.opening import Collection, largest_number, open_collection
-from embq.index.collection.remote import RemotePath, located
 from embq.index.commands.faiss_export import export_json, export_text, file_path
 from embq.index.commands.progress import ConsoleProgress
 from embq.index.faiss_file import FaissExport, refuse_existing, write_faiss_file
@@ -194,12 +193,7 @@ def index_folder(to: str | None, sources: Sequence[str], collection: Collection)
         raise UsageError(
             f"one index of {len(sources)} folders has no folder of its own", next_step="add --output FOLDER"
         )
-    where = located(to if to is not None else sources[0])
-    if isinstance(where, RemotePath):
-        raise UsageError(
-            f"no index can be written to {where}",
-            next_step="add --output with a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
-        )
+    where = place(to if to is not None else sources[0])
     if to is not None:
         return where.absolute() if isinstance(where, Path) else where
     folder = where if where.is_dir() else where.parent

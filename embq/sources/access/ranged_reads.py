@@ -150,17 +150,13 @@ class RangesAhead:
         size: its bytes.
         first, last: the part that will be read in order; nothing beyond it is fetched ahead.
         on_progress: called for each range that has come in.
-        most_whole: size above which a file is not read from a server without ranges, where all of it is in memory.
     """
 
     _AHEAD = 3
     _KEPT = 8
 
-    def __init__(
-        self, url: str, size: int, *, first: int, last: int, on_progress: Moved, most_whole: int | None = None
-    ) -> None:
+    def __init__(self, url: str, size: int, *, first: int, last: int, on_progress: Moved) -> None:
         self._url, self._size, self._on_progress = url, size, on_progress
-        self._most_whole = size if most_whole is None else most_whole
         self._first, self._last = first, last
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
         self._content: Memory | None = None
@@ -168,12 +164,6 @@ class RangesAhead:
     def read_range(self, start: int, stop: int) -> bytes | memoryview:
         """See `embq.core.storage.objects.Ranges`; in the part that is read in order, at most to the end of a block."""
         if self._content is None and host_of(self._url) in _WITHOUT_RANGES:
-            if self._size > self._most_whole:
-                raise SourceError(
-                    f"{self._url}: its server sends no ranges, and all {self._size:,} bytes would be in memory",
-                    code="source_unreadable",
-                    next_step="copy it to a folder or a bucket, or serve it with a server that knows ranges",
-                )
             self._content = load(self._url, self._size, self._on_progress)
         if self._content is not None:
             return self._content[start:stop]
