@@ -75,7 +75,7 @@ def build_index(
     those of embq's report. With `nb_indices_to_keep` above 1 they are (None, {path: infos}).
 
     Args:
-        embeddings: floats of shape (n, d); or a folder, or several, with .npy, .parquet or .h5 files or the output of a
+        embeddings: floats of shape (n, d); or a folder, or several, with .npy or .parquet files or the output of a
             run. Ids are places of rows in all files, sorted by their paths.
         index_path: the file; of several the beginning of their names, as autofaiss has it. Existing ones are replaced.
         index_infos_path: JSON file of infos.

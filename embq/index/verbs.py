@@ -129,7 +129,7 @@ def command() -> None:
 def build(**options: Any) -> int:
     """Build a faiss index of embeddings, tuned for the requested recall.
 
-    OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings; several of one kind
+    OUT is an output folder of embq, or a folder of .npy or .parquet files with embeddings; several of one kind
     become one index, with --output. The plan is printed before work starts. After an interruption, the same command
     continues. An index of the same rows and options is kept, and one with deleted rows is not replaced, unless
     --overwrite is given. The report is in infos.json and report.png of the version that CURRENT names. With --broker,

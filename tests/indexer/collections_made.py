@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embq.app.export.export import ExportOptions, export
 from embq.core.formats.base import vectors
 from embq.core.rows.spec import RowSpec
 from embq.core.run.reader import row_tables
@@ -88,15 +88,9 @@ def parquet_files(folder: Path) -> Path:
 
 
 def hdf5_files(folder: Path) -> Path:
-    """Two files with texts and numbers beside the vectors."""
+    """An export in HDF5: three parts, and the file that joins them."""
     root = folder / "plain"
-    root.mkdir(parents=True)
-    matrix = wanted_vectors()
-    for name, start, stop in (("a.h5", 0, 30), ("b.hdf5", 30, 40)):
-        with h5py.File(root / name, "w") as file:
-            file["embedding"] = matrix[start:stop]
-            file["key"] = [f"k{row}" for row in range(start, stop)]
-            file["rank"] = np.arange(start, stop)
+    export(run_of("parquet")(folder), root, ExportOptions(format="hdf5", rows_per_file=15))
     return root
 
 

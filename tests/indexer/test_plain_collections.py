@@ -336,7 +336,7 @@ def test_only_the_groups_of_rows_that_are_wanted_are_read(tmp_path: Path) -> Non
     assert caught.value.code == "part_damaged"
 
 
-@pytest.mark.parametrize(("make", "name"), [(parquet_files, "a.parquet"), (hdf5_files, "a.h5")])
+@pytest.mark.parametrize(("make", "name"), [(parquet_files, "a.parquet"), (hdf5_files, "parts/part-00000001.h5")])
 def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, make: Callable[[Path], Path], name: str) -> None:
     root = make(tmp_path)
     (root / name).write_bytes((root / name).read_bytes()[:-200])
@@ -348,19 +348,26 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path, make: Callable[[P
 # --- HDF5 ---
 
 
-def test_hdf5_files_are_read_with_the_datasets_beside_the_vectors(tmp_path: Path) -> None:
+def test_an_export_in_hdf5_is_read_with_its_metadata(tmp_path: Path) -> None:
     root = hdf5_files(tmp_path)
+    run = open_collection(tmp_path / "out")
     collection = open_collection(root, id_columns=["key", "rank"])
-    assert (read(collection) == wanted_vectors()).all()
+    assert collection.empty == ("dataset.h5",)
+    assert (read(collection) == read(run)).all()
     assert collection.id_types == {"rank": "int64"}
     row = rows_of(collection)[33]
-    assert (row["key"], row["rank"], row["source"]) == ("k33", 33, "b.hdf5")
+    assert (row["key"], row["rank"], row["source"]) == ("a33", 33, "parts/part-00000002.h5")
     refused(root, "no_column", "'other'", id_columns=["other"])
     refused(root, "no_column", "'other'", column="other")
     refused(root, "not_vectors", "'rank'", column="rank")
-    with h5py.File(root / "c.h5", "w") as file:
-        file["embedding"] = np.ones((2, DIM), np.float32)
-    refused(root, "mixed_embeddings", "a.h5", "c.h5")
+    refused(root / "dataset.h5", "not_vectors", "rows of other files")
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.hdf5", "dataset.h5"])
+def test_hdf5_files_that_embq_did_not_write_are_refused(tmp_path: Path, name: str) -> None:
+    with h5py.File(tmp_path / name, "w") as file:
+        file["embedding"] = wanted_vectors()
+    assert ".parquet" in refused(tmp_path, "not_vectors", name, "was not written by embq").next_step
 
 
 # --- clip-retrieval ---

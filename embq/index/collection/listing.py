@@ -44,14 +44,14 @@ class Summary:
         column: the column of vectors; None if that is open, because the file has no rows.
         shape: of its vectors; None of a file without rows.
         schema: its columns of metadata, which may have columns of vectors among them.
-        shown: other files whose rows it only shows.
+        shows_others: whether it has no rows of its own, and shows those of others.
     """
 
     rows: int
     column: str | None
     shape: Shape | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    shown: frozenset[FilePath] = frozenset()
+    shows_others: bool = False
 
 
 class Listing:
@@ -93,9 +93,6 @@ def same_shape(previous: Shape | None, this: Shape) -> Shape:
         next_step="give the files of each model a folder of their own",
         code="mixed_embeddings",
     )
-
-
-NOTES = ("embq.fingerprint", "embq.model")
 
 
 def noted(notes: Mapping[Any, Any]) -> dict[str, str]:

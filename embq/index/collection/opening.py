@@ -45,8 +45,8 @@ def open_collection(
     """Open outputs of runs or plain folders as one collection.
 
     Args:
-        roots: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
-            such file. Several are all of one kind; rows have ids in the order of their paths.
+        roots: output folder of a run, here or on an object store; or an export, or a folder of .npy or .parquet files,
+            or one such file. Several are all of one kind; rows have ids in the order of their paths.
         output: whose vectors, where a run has several (its "image" or "text", or the name of a model).
         column: name of the column of vectors; "embedding" for plain folders unless it is given.
         file_format: "npy", "parquet" or "hdf5" for plain folders; None finds out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -125,21 +126,27 @@ def is_vectors(type_: pa.DataType) -> bool:
     return bool(lists and pa.types.is_floating(type_.value_type))
 
 
-def _shape(path: FilePath, file: pq.ParquetFile, column: str) -> Shape:
-    """Shape of the vectors of a file, from its first one."""
-    if column not in file.schema_arrow.names:
+def vector_type(path: FilePath, schema: pa.Schema, column: str) -> Any:
+    """The type of a column of vectors; InputError if there is no such column, or it has none."""
+    if column not in schema.names:
         raise InputError(
             f"{path} has no column {column!r}",
-            next_step=f"it has {', '.join(file.schema_arrow.names)}",
+            next_step=f"it has {', '.join(schema.names)}",
             code="no_column",
         )
-    type_ = file.schema_arrow.field(column).type
+    type_ = schema.field(column).type
     if not is_vectors(type_):
         raise InputError(
             f"{path}: its column {column!r} holds {type_}, and not lists of floats",
             next_step="name the column of vectors",
             code="not_vectors",
         )
+    return type_
+
+
+def _shape(path: FilePath, file: pq.ParquetFile, column: str) -> Shape:
+    """Shape of the vectors of a file, from its first one."""
+    type_ = vector_type(path, file.schema_arrow, column)
     dim = type_.list_size if pa.types.is_fixed_size_list(type_) else _first_length(file, column)
     if not dim:
         raise InputError(

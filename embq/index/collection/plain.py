@@ -1,4 +1,4 @@
-"""Collections of plain files: .npy, parquet or HDF5, in the order of their paths as for autofaiss."""
+"""Collections of plain files: .npy, parquet or an export in HDF5, in the order of their paths as for autofaiss."""
 
 from __future__ import annotations
 
@@ -89,16 +89,14 @@ def describe_files(
     shape: Shape | None = None
     for path, summary in _inspect(files, format_, column):
         column = summary.column
-        # A file that joins those of an export shows the rows of others.
-        shows = summary.shown and summary.shown <= set(files) - {path}
-        if summary.shown and not shows:
+        if summary.shows_others and len(files) == 1:
             raise InputError(
                 f"{path} shows the rows of other files, which are not among these",
                 next_step="name the folder with the files that hold the vectors",
                 code="not_vectors",
             )
-        listing.add(0 if shows else summary.rows, file_ref(folder, path, kind="vectors" if kind == "npy" else "rows"))
-        if summary.shape is not None and not shows:
+        listing.add(summary.rows, file_ref(folder, path, kind="vectors" if kind == "npy" else "rows"))
+        if summary.shape is not None:
             shape = same_shape(shape, summary.shape)
             schemas.append((path, summary.schema))
     if shape is None or column is None:
