@@ -81,7 +81,7 @@ def build_index(
         index_infos_path: JSON file of infos.
         ids_path: folder for a parquet file with `id_columns` and `i`, the id in the index.
         save_on_disk: False: nothing is written at `index_path` and `index_infos_path`.
-        file_format: npy, parquet or hdf5.
+        file_format: npy, parquet, or hdf5 of an export.
         embedding_column_name: column of vectors in parquet files.
         id_columns: columns of parquet files for `ids_path`.
         index_key: factory string of faiss; None chooses by memory.

@@ -182,17 +182,16 @@ class Unit:
     """A unit: the part of a source that one worker embeds at once.
 
     Attributes:
-        kind: name of the source type that reads it: "tar", "files", "parquet", "arrow", "hdf5", "csv", "jsonl" or
-            "lines".
+        kind: name of the source type that reads it: "tar", "files", "parquet", "arrow", "csv", "jsonl" or "lines";
+            or of a plug-in.
         source: path or URL of the shard, folder or file.
-        start: first byte of the slice (texts; of what comes out where the file is compressed), first row in the first
-            of `items` (hdf5); 0 for a whole shard and for rows of tables.
+        start: first byte of the slice (texts; of what comes out where the file is compressed); 0 for a whole shard and
+            for rows of tables.
         stop: byte after the slice; the size of the source for a whole shard; 0 for rows of tables.
         first: ordinal of the unit's first sample within its source, used in keys; 0 for a whole shard.
         samples: number of samples, or None if only reading the source tells (tar, but for a part of a shard).
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
-        items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
-            rows of it).
+        items: for "files": (path relative to `source`, size in bytes) of each file, in order.
         options: reader options that change the samples, such as the text column, as sorted pairs. `FILE_NAME` is the
             name in keys by row number of a file below a named folder, if that is not the file's own.
         retry: the samples of an earlier unit that are retried here; None for a unit of the inputs. The other fields

@@ -30,7 +30,6 @@ from embq.sources.access.patterns import expand_braces, matcher
 from embq.sources.formats.image_folder import cut
 from embq.sources.kinds import NAMED, source_for
 from embq.sources.reader_options import EXTENSIONS
-from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
 SHOWN = 3
 
@@ -131,7 +130,6 @@ class Additions:
                 self._sizes.update({(unit.source, path): size for path, size in unit.items})
             else:
                 self._retried[unit.source] = unit.etag
-        self._counted: set[str] = set()  # HDF5 files whose keys count rows through the file, as they did once
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
         self._files: dict[str, list[int]] | None = None  # last part of a path -> units; for the names of new files
         self._names: dict[str, dict[str, str]] = {}  # last part -> source -> name of the file in its keys, "" for that
@@ -155,8 +153,6 @@ class Additions:
             again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
             if again is not None and (again.only or kind == "files"):
                 continue
-            if kind == "hdf5" and KEYS_BY_DATASET not in (unit := self._manifest.unit(u)).options:
-                self._counted.add(unit.source)
             if kind == "files":
                 yield u, None
             elif self._retried and (unit := self._manifest.unit(u)).source in self._retried:
@@ -175,8 +171,6 @@ class Additions:
                 first = next(group)
                 items = self._new_items(source, chain([first], group))  # noqa: B031 - `first` was taken off it
                 yield from cut(first, items, unit_samples, first=self._firsts[source])
-            elif kind == "hdf5" and source in self._counted:
-                yield from self._new_units(source, map(without_dataset_keys, group))
             else:
                 yield from self._new_units(source, self._named_as_before(source, group))
 

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +26,6 @@ from embq.producer.retry_planner import SourceCheck
 from embq.sources.access.files import name_of
 from embq.sources.access.listings import cached_listings
 from embq.sources.damaged import digest_in, keeps_damaged
-from embq.sources.rows import row_names
 
 RANGES_MIN_BYTES = 8_000
 """Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
@@ -235,11 +233,10 @@ class _Planning:
             self.result.chunks += len(rows) - len(uncut)
             rows = uncut
         name = name_of(unit)
-        places = list(islice(row_names(unit), rows[-1][0] + 1)) if rows and unit.kind != "tar" else []
         named = [
             row
             for row in rows
-            if unit.kind == "tar" or (row[1] != f"{name}:{places[row[0]]}" and row[2] not in UNNAMED_CODES)
+            if unit.kind == "tar" or (row[1] != f"{name}:{unit.first + row[0] + 1}" and row[2] not in UNNAMED_CODES)
         ]
         named_rows = set(named)
         return named, [row for row in rows if row not in named_rows]

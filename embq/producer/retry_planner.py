@@ -13,7 +13,6 @@ from embq.sources.access.files import join, stat_file
 from embq.sources.kinds import split
 from embq.sources.partitions import OPTION as PARTITION
 from embq.sources.reader_options import ReadOptions
-from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
 BY_FOLDER = (FILE_NAME, PARTITION)
 """Options of a unit that the folders of its file give."""
@@ -69,8 +68,6 @@ class SourceCheck:
         if version == unit.etag and unit.samples is not None:
             return [planned]
         units = self._plan(u, unit)
-        if KEYS_BY_DATASET not in unit.options:
-            units = [without_dataset_keys(part) for part in units]
         if unit.samples is None:
             return units
         same = [part for part in units if (part.first, part.samples) == (unit.first, unit.samples)]

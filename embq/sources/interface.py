@@ -59,7 +59,7 @@ class Source(Protocol):
     kind: str
     modalities: tuple[str, ...]
     suffixes: Sequence[str] = ()
-    """Of a plug-in: endings of the names of its files, in lower case, such as (".mbox",)."""
+    """Of a plug-in: endings of the names of its files, in lower case, such as (".h5", ".hdf5")."""
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """The units of one input, in a fixed order.

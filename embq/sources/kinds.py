@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -21,8 +21,6 @@ from embq.sources.formats import compressed
 from embq.sources.formats.arrow import ARROW, saved_files
 from embq.sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from embq.sources.formats.delimited import DelimitedSource
-from embq.sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
-from embq.sources.formats.hdf5 import Hdf5Source
 from embq.sources.formats.image_folder import FilesSource, images_of, shown, walk
 from embq.sources.formats.lines import JsonLinesSource, LinesSource
 from embq.sources.formats.metadata_files import METADATA_FILES, unmatched
@@ -41,7 +39,6 @@ SOURCES: dict[str, Source] = {
         FilesSource(),
         PARQUET,
         ARROW,
-        Hdf5Source(),
         DelimitedSource(),
         JsonLinesSource(),
         LinesSource(),
@@ -49,7 +46,7 @@ SOURCES: dict[str, Source] = {
 }
 
 SUPPORTED = (
-    "a folder of images, .tar shards, .parquet, .arrow, .h5, .csv, .tsv or .jsonl files, "
+    "a folder of images, .tar shards, .parquet, .arrow, .csv, .tsv or .jsonl files, "
     ".txt files with one text per line, a folder of such files"
 )
 """The kinds of input, for messages."""
@@ -61,17 +58,19 @@ _SUFFIXES = {
     ".tar": "tar",
     **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
     **dict.fromkeys(ARROW_SUFFIXES, "arrow"),
-    **dict.fromkeys(HDF5_SUFFIXES, "hdf5"),
     **_TEXT_SUFFIXES,
 }
 
-GUARDED = ("parquet", "arrow", "hdf5")
+GUARDED = ("parquet", "arrow")
 """Kinds whose parsers can crash or exhaust memory: they run in a reader process."""
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
+"""Extensions of files that the example of a plug-in reads, for messages."""
 
 MAX_OTHERS = 20
 """Files of no kind for each text or table of a folder: more are a repository or a home, not a data set."""
 
-NAMED = (*ROWS, "hdf5", "lines")
+NAMED = (*ROWS, "lines")
 """Kinds whose keys have the name of the file, where rows have no id."""
 
 
@@ -146,6 +145,16 @@ def _kind_of_plugin(name: str) -> str | None:
     return None
 
 
+def _plugin_for(suffixes: Iterable[str]) -> str:
+    """The next step for files that a plug-in reads; "" if none is of its extensions."""
+    if set(suffixes).isdisjoint(HDF5_SUFFIXES):
+        return ""
+    return plugins.how_to_enable(plugins.SOURCES, "hdf5") or (
+        "HDF5 files are read by a plug-in: docs/how-to/contribute/plug-ins.md shows one and how it is enabled; "
+        "or write their texts as .jsonl or .parquet"
+    )
+
+
 class Listing:
     """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason.
 
@@ -196,7 +205,8 @@ def detect(
                 + (": images are read by the folder" if ALL.is_image(path) else ""),
                 next_step=f"{NOT_STREAMED}; then name {SUPPORTED}"
                 if is_stream
-                else f"tell its kind with --input-format if its name does not, or name {SUPPORTED}",
+                else _plugin_for([os.path.splitext(path.lower())[1]])
+                or f"tell its kind with --input-format if its name does not, or name {SUPPORTED}",
             )
         return [(kind, path)]
     names = list_names(path)
@@ -212,7 +222,7 @@ def detect(
         raise InputError(
             f"{path}: {what} in this folder or below it; found: {shown(listing.left_out)}",
             code="empty_input",
-            next_step=f"name {SUPPORTED}; --image-key names other extensions",
+            next_step=_plugin_for(listing.left_out) or f"name {SUPPORTED}; --image-key names other extensions",
         )
     if len(by_kind) > 1:
         kinds = [f"{format_of(kind)} ({files[0]})" for kind, files in by_kind.items()]

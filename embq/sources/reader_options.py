@@ -121,8 +121,8 @@ class ReadOptions:
         metavar="LIST",
         separator=";",
     )
-    text_column: str = _option("", "--text-column", "Column or field of texts.", (*ROWS, "hdf5"), always_recorded=True)
-    id_column: str = _option("", "--id-column", "Column or field of keys.", (*ROWS, "hdf5"), always_recorded=True)
+    text_column: str = _option("", "--text-column", "Column or field of texts.", ROWS, always_recorded=True)
+    id_column: str = _option("", "--id-column", "Column or field of keys.", ROWS, always_recorded=True)
     image_column: str = _option(
         "", "--image-column", "Column of images, or of their paths in the folder.", ("parquet", "arrow", "csv")
     )

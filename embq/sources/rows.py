@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, repeat
 from typing import Any
 
 from embq.core.errors import SampleError, SourceError
@@ -27,29 +26,6 @@ NO_IMAGES = ("images", "none")
 NO_TEXTS = ("texts", "none")
 """Option of a unit that is being read: nothing is embedded of texts, so one that cannot be read costs no image."""
 
-KEYS_BY_DATASET = ("keys", "dataset")
-"""Option of HDF5 units whose keys name dataset and row. Units of older runs lack it and count rows through the file."""
-
-
-def row_names(unit: Unit) -> Iterator[str]:
-    """The part of the key behind the file's name, for each row without an id: its number, or its dataset and number.
-
-    Rows are counted from 1, through the file or, with `KEYS_BY_DATASET`, in their dataset.
-    """
-    if KEYS_BY_DATASET not in unit.options:
-        return map(str, count(unit.first + 1))
-    starts = chain([unit.start], repeat(0))
-    return (
-        f"{path}:{number}"
-        for (path, rows), start in zip(unit.items, starts, strict=False)
-        for number in range(start + 1, start + rows + 1)
-    )
-
-
-def without_dataset_keys(unit: Unit) -> Unit:
-    """The unit with the keys of an older run."""
-    return replace(unit, options=tuple(pair for pair in unit.options if pair != KEYS_BY_DATASET))
-
 
 class RowSamples:
     """Turns the rows of one unit into samples, in order."""
@@ -59,7 +35,6 @@ class RowSamples:
         self._on_progress = on_progress
         self._name = name_of(unit)
         self._ordinal = 0
-        self._rows = row_names(unit)
         self._keys: set[str] = set()
         named = dict(unit.options)
         self._needs_id = bool(named.get("id_column"))
@@ -127,7 +102,7 @@ class RowSamples:
     def _next(self) -> tuple[int, str]:
         ordinal = self._ordinal
         self._ordinal += 1
-        return ordinal, f"{self._name}:{next(self._rows)}"
+        return ordinal, f"{self._name}:{self._unit.first + ordinal + 1}"
 
     def images(
         self, images: Sequence[bytes | None], links: Sequence[bytes | None]

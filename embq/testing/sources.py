@@ -7,7 +7,7 @@ A test file of the plug-in takes them over and gives an input::
 
     @pytest.fixture
     def case() -> Case:
-        return Case(kind="mbox", write=write_mailbox, change=append_a_mail, listing=LISTING)
+        return Case(kind="hdf5", write=write_hdf5, change=touch, listing=LISTING)
 """
 
 from __future__ import annotations

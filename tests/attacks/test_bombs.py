@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -240,28 +239,6 @@ def wide_header(path: Path) -> None:
     path.write_bytes(packed("zst", (b",".join(b"%d" % n for n in range(1_000_000)) + b"\n1\n", 1)))
 
 
-# --- HDF5 ---
-
-
-def hdf5(**datasets: dict[str, Any]) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        with h5py.File(path, "w") as file:
-            for name, options in datasets.items():
-                file.create_dataset(name, **options)
-
-    return write
-
-
-def hdf5_wide_strings(path: Path) -> None:
-    """256 strings of 9 MB, all the same, each in a chunk of a few kB."""
-    with h5py.File(path, "w") as file:
-        data = file.create_dataset("text", (256,), "S9000000", chunks=(1,), compression="gzip")
-        data[0] = b"a" * 9_000_000
-        _, chunk = data.id.read_direct_chunk((0,))
-        for row in range(1, 256):
-            data.id.write_direct_chunk((row,), chunk)
-
-
 # --- tables ---
 
 
@@ -403,24 +380,6 @@ BOMBS = [
     bomb("endless field", "field.csv.zst", csv_with((b'2,"', 1), (b"a" * (20 * MB), 30)), row=1, bad_csv=1),
     bomb("millions of fields", "fields.csv.zst", csv_with((b"ab," * (10 * MB), 2), (b"\n3,c\n", 1)), row=2, bad_csv=1),
     whole("a million names", "header.csv.zst", wide_header, "table_damaged"),
-    whole("strings of 2 GB", "item.h5", hdf5(text={"shape": (1,), "dtype": "S2000000000"})),
-    whole("256 strings of 9 MB", "strings.h5", hdf5_wide_strings),
-    whole(
-        "chunk of 200 MB",
-        "chunk.h5",
-        hdf5(
-            text={
-                "shape": (100,),
-                "maxshape": (None,),
-                "dtype": "S10",
-                "chunks": (20 * MB,),
-                "data": [b"a"] * 100,
-                "compression": "gzip",
-                "compression_opts": 1,
-            }
-        ),
-    ),
-    whole("10^15 rows", "rows.h5", hdf5(text={"shape": (10**15,), "dtype": "S10", "chunks": (1000,)})),
     whole(
         "dictionary of 4.5 MB, 1,000 rows", "d.parquet", parquet(lambda: pa.table({"text": encoded(4_500_000, 1000)}))
     ),
@@ -450,9 +409,7 @@ BOMBS = [
 def sound(path: Path) -> None:
     """A file of two samples, of the kind that the name says."""
     content = {"text": ["a", "b"]}
-    if path.suffix == ".h5":
-        hdf5(text={"data": content["text"]})(path)
-    elif path.suffix == ".parquet":
+    if path.suffix == ".parquet":
         pq.write_table(pa.table(content), path)
     elif path.suffix == ".arrow":
         arrow(lambda: pa.table(content))(path)
@@ -491,7 +448,7 @@ def test_a_file_that_needs_large_memory_is_a_failure_with_a_code(
         assert reader.codes_of(path) == {"row": 2}
 
 
-@pytest.mark.parametrize("name", ["d.parquet", "page.parquet", "body.arrow", "d.arrow", "strings.h5", "a.tar.zst"])
+@pytest.mark.parametrize("name", ["d.parquet", "page.parquet", "body.arrow", "d.arrow", "a.tar.zst"])
 def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
     name: str, written: Callable[[Bomb], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

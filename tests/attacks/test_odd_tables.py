@@ -11,11 +11,9 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -334,101 +332,10 @@ def test_numbers_that_float64_does_not_hold_are_null_in_every_kind_of_metadata(t
         assert checked(build(tmp_path / f"of {path.name}", [path], metadata_columns=("*",))) == 1
 
 
-# --- HDF5 ---
-
-STRINGS = h5py.string_dtype()
-
-
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[h5py.File]:
-    """Batches 0 and 2 of strings in n.h5, and strings in other.h5 beside it."""
-    with h5py.File(tmp_path / "other.h5", "w") as other:
-        other.create_dataset("b/text", data=["p", "q"], dtype=STRINGS)
-    (tmp_path / "raw").write_bytes(b"p" * 8)
-    with h5py.File(tmp_path / "n.h5", "w") as file:
-        for batch in (0, 2):
-            file.create_dataset(f"batches/{batch}/text", data=[f"{batch} a", f"{batch} b"], dtype=STRINGS)
-        yield file
-
-
-def outside(file: h5py.File, name: str) -> None:
-    file.create_dataset(name, shape=(2,), dtype="S4", external=[("raw", 0, 8)])
-
-
-def virtual(file: h5py.File, name: str) -> None:
-    layout = h5py.VirtualLayout(shape=(2,), dtype=STRINGS)
-    layout[:] = h5py.VirtualSource("other.h5", "b/text", shape=(2,))
-    file.create_virtual_dataset(name, layout)
-
-
-UNREAD: dict[str, Callable[[h5py.File], None]] = {
-    "1/text is not read: it is strings in external storage": lambda file: outside(file, "batches/1/text"),
-    "1/text is not read: it is strings in a virtual dataset": lambda file: virtual(file, "batches/1/text"),
-    "1/text is not read: it is an external link": lambda file: file.__setitem__(
-        "batches/1/text", h5py.ExternalLink("other.h5", "b/text")
-    ),
-    "1 is not read: it is an external link": lambda file: file.__setitem__(
-        "batches/1", h5py.ExternalLink("other.h5", "b")
-    ),
-    "1/text is not read: it is a soft link": lambda file: file.__setitem__(
-        "batches/1/text", h5py.SoftLink("/batches/0/text")
-    ),
-    "1/text is not read: it is strings with 0 dimensions": lambda file: file.__setitem__("batches/1/text", "alone"),
-}
-
-
-@pytest.mark.parametrize("says", UNREAD)
-def test_a_batch_of_texts_that_is_not_read_is_a_failure_with_its_name(
-    tmp_path: Path, notebook: h5py.File, says: str
-) -> None:
-    UNREAD[says](notebook)
-    notebook.close()
-    error = refusal(tmp_path / "n.h5")
-    assert error.code == "missing_column"
-    assert f"batches/{says}" in error.message
-    one = samples_of(tmp_path / "n.h5", text_column="batches/2/text")
-    assert [sample.text for sample in one] == ["2 a", "2 b"], "one that is named is read alone"
-
-
-def test_texts_in_external_storage_do_not_send_titles_into_the_model(tmp_path: Path) -> None:
-    (tmp_path / "raw").write_bytes(b"p" * 8)
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        outside(file, "text")
-        file["title"] = ["a", "b"]
-    assert "text is not read" in refusal(tmp_path / "t.h5").message
-    assert "text is not read" in refusal(tmp_path / "t.h5", text_column="text").message
-    assert [sample.text for sample in samples_of(tmp_path / "t.h5", text_column="title")] == ["a", "b"]
-
-
-def test_links_beside_the_batches_change_nothing(tmp_path: Path, notebook: h5py.File) -> None:
-    """Only what belongs to the texts is missed."""
-    notebook["latest"] = notebook["batches/newest"] = h5py.SoftLink("/batches/2")
-    notebook.close()
-    assert [sample.text for sample in samples_of(tmp_path / "n.h5")] == ["0 a", "0 b", "2 a", "2 b"]
-
-
-def test_batches_numbered_in_other_digits_are_verified(tmp_path: Path) -> None:
-    """`embq verify` knew the digits 0 to 9 alone, and exited with 65."""
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        for number in ("0", "\u0661", "\u0662"):
-            file.create_dataset(f"batches/{number}/text", data=[f"of {number}"], dtype=STRINGS)
-    assert checked(build(tmp_path / "out", [tmp_path / "t.h5"])) == 3
-
-
-@pytest.mark.parametrize("values", [[1.5, 2.5], [True, False]], ids=["float", "bool"])
-def test_ids_of_an_hdf5_file_that_cannot_be_keys_are_refused_by_their_name(tmp_path: Path, values: list[Any]) -> None:
-    with h5py.File(tmp_path / "t.h5", "w") as file:
-        file["text"] = ["a", "b"]
-        file["ids"] = values
-    error = refusal(tmp_path / "t.h5")
-    assert error.code == "wrong_column_type"
-    assert "keys can be made of ids" in error.message
-
-
 # --- files that cannot be read, and files without rows ---
 
 
-@pytest.mark.parametrize("name", ["nothing.parquet", "nothing.arrow", "nothing.h5", "nothing.csv", "nothing.csv.gz"])
+@pytest.mark.parametrize("name", ["nothing.parquet", "nothing.arrow", "nothing.csv", "nothing.csv.gz"])
 def test_a_table_of_zero_bytes_is_a_failure_and_the_rest_goes_on(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert refusal(tmp_path / name).code == "table_damaged"
@@ -448,15 +355,12 @@ def rowless(folder: Path, name: str) -> Path:
         path.write_text("id,text\n")
     elif name.endswith(".gz"):
         path.write_bytes(gzip.compress(b""))
-    elif name.endswith(".h5"):
-        with h5py.File(path, "w") as file:
-            file.create_dataset("text", shape=(0,), dtype=STRINGS)
     else:
         write(path, pa.table({"text": pa.array([], pa.string())}))
     return path
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.txt.gz", "t.h5", "t.parquet", "t.arrow"])
+@pytest.mark.parametrize("name", ["t.csv", "t.txt.gz", "t.parquet", "t.arrow"])
 def test_a_file_without_rows_is_left_out_by_its_name_and_the_rest_goes_on(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -472,7 +376,7 @@ def test_a_file_without_rows_is_left_out_by_its_name_and_the_rest_goes_on(
     assert refused.value.code == "empty_input"
 
 
-@pytest.mark.parametrize("name", ["x.tar", "x.parquet", "x.arrow", "x.h5", "x.csv", "x.jsonl", "x.txt"])
+@pytest.mark.parametrize("name", ["x.tar", "x.parquet", "x.arrow", "x.csv", "x.jsonl", "x.txt"])
 def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

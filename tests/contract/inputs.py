@@ -12,7 +12,6 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather, ipc
@@ -72,18 +71,6 @@ def write_feather(folder: Path) -> Path:
     return path
 
 
-def write_hdf5(folder: Path) -> Path:
-    path = folder / "rows.h5"
-    keys = list(ROWS)
-    with h5py.File(path, "w") as file:
-        for batch in range(12):
-            some = keys[batch * 4 : batch * 4 + 4]
-            group = file.create_group(f"batches/{batch}")
-            group.create_dataset("id", data=some, dtype=h5py.string_dtype())
-            group.create_dataset("text", data=[ROWS[key] for key in some], dtype=h5py.string_dtype())
-    return path
-
-
 def write_csv(folder: Path) -> Path:
     path = folder / "rows.csv"
     with open(path, "w", newline="") as file:
@@ -135,7 +122,6 @@ CASES = [
     Case(kind="parquet", write=write_parquet, change=touch, listing=IMAGES_AND_TEXTS),
     Case(kind="arrow", write=write_arrow, change=append, listing=IMAGES_AND_TEXTS),
     Case(kind="arrow", form="feather", write=write_feather, change=touch, listing=IMAGES_AND_TEXTS),
-    Case(kind="hdf5", write=write_hdf5, change=touch, listing=TEXTS),
     Case(kind="csv", write=write_csv, change=append, listing=TEXTS),
     Case(kind="jsonl", write=write_jsonl, change=append, listing=TEXTS),
     Case(

@@ -38,7 +38,7 @@ def reader() -> Iterator[Reading]:
 
 @pytest.fixture(autouse=True)
 def soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged HDF5 file can keep its library busy for ever."""
+    """A damaged file can keep a library busy for ever."""
     monkeypatch.setattr(embq.sources.reader_process.client, "CPU_S", CPU_S)
 
 

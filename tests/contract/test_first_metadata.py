@@ -26,7 +26,7 @@ from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.reader_process import client
 from embq.sources.unit_reader import first_metadata, may_have_metadata, read
-from tests.contract.inputs import write_hdf5, write_lines
+from tests.contract.inputs import write_lines
 from tests.support.outputs.build import request_of as request
 from tests.support.outputs.build import write_tar
 from tests.support.servers.storage import http_server
@@ -143,10 +143,8 @@ def test_no_image_is_looked_at(
     assert look(unit, 2) == expected(kind)[:2]
 
 
-@pytest.mark.parametrize("write", [write_lines, write_hdf5])
-def test_other_kinds_are_not_asked(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    kind = "lines" if write is write_lines else "hdf5"
-    assert not any(map(may_have_metadata, SOURCES[kind].split(str(write(tmp_path)), ReadOptions())))
+def test_other_kinds_are_not_asked(tmp_path: Path) -> None:
+    assert not any(map(may_have_metadata, SOURCES["lines"].split(str(write_lines(tmp_path)), ReadOptions())))
 
 
 def test_columns_that_nobody_named_are_not_looked_at(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_what_may_not_be_read_or_is_gone_is_named_at_once(web: HttpServer) -> No
 
 
 @pytest.mark.parametrize(("host", "why"), [("127.0.0.1:9", "Connect call failed"), ("none.invalid", "not known")])
-@pytest.mark.parametrize("name", ["", "x.tar", "x.parquet", "x.jsonl", "x.h5"])
+@pytest.mark.parametrize("name", ["", "x.tar", "x.parquet", "x.jsonl"])
 def test_a_host_that_is_not_reached_is_not_a_missing_file(
     host: str, why: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -88,12 +87,6 @@ def parquet(root: Path, bad: frozenset[int]) -> Path:
     return root / "t.parquet"
 
 
-def hdf5(root: Path, bad: frozenset[int]) -> Path:
-    with h5py.File(root / "t.h5", "w") as file:
-        file["text"] = [b"" if n in bad else f"text {n}".encode() for n in range(SAMPLES)]
-    return root / "t.h5"
-
-
 def packed(root: Path, bad: frozenset[int]) -> Path:
     path = root / "t.jsonl.gz"
     path.write_bytes(gzip.compress(jsonl(root, bad).read_bytes()))
@@ -101,7 +94,7 @@ def packed(root: Path, bad: frozenset[int]) -> Path:
 
 
 Write = Callable[[Path, frozenset[int]], Path]
-KINDS: list[Write] = [folder, shard, jsonl, lines, delimited, parquet, hdf5, packed]
+KINDS: list[Write] = [folder, shard, jsonl, lines, delimited, parquet, packed]
 
 
 def test_every_kind_of_input_is_mended_but_arrow_which_is_read_as_parquet_is(tmp_path: Path) -> None:

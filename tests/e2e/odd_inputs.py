@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -164,17 +163,6 @@ def a_cut_table(folder: Path) -> Odd:
     return Odd(source=root, rows={"good": b"of good"}, failures=failures, units=2, warns="cut.parquet")
 
 
-def a_cut_notebook(folder: Path) -> Odd:
-    root = folder / "notebooks"
-    root.mkdir()
-    for name in ("good", "cut"):
-        with h5py.File(root / f"{name}.h5", "w") as file:
-            file["text"] = [f"of {name}"]
-            file["id"] = [name]
-    (root / "cut.h5").write_bytes((root / "cut.h5").read_bytes()[:-9])
-    return Odd(source=root, rows={"good": b"of good"}, failures={"": "table_damaged"}, units=2, warns="cut.h5")
-
-
 def a_cut_compressed_text(folder: Path) -> Odd:
     root = folder / "texts"
     root.mkdir()
@@ -200,6 +188,5 @@ ODD: tuple[Callable[[Path], Odd], ...] = (
     files_of_zero_bytes,
     shards_of_zero_bytes,
     a_cut_table,
-    a_cut_notebook,
     a_cut_compressed_text,
 )

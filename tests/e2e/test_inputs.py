@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
-import h5py
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -129,20 +128,6 @@ def lines(folder: Path) -> tuple[Path, Expected]:
     return path, {f"texts.txt:{n}": line.encode() for n, line in enumerate(path.read_text().splitlines(), 1)}
 
 
-def notebook(folder: Path) -> tuple[Path, Expected]:
-    path = folder / "chunks.h5"
-    with h5py.File(path, "w") as file:
-        for batch in range(12):  # "10" comes after "9", not after "1"
-            group = file.create_group(f"batches/{batch}")
-            group["text"] = [f"batch {batch} text {n}" for n in range(5)]
-            group["id"] = [f"{batch}-{n}" for n in range(5)]
-    with h5py.File(path) as file:
-        groups = [file["batches"][name] for name in sorted(file["batches"], key=int)]
-        keys = [key.decode() for group in groups for key in group["id"][:]]
-        texts = [text for group in groups for text in group["text"][:]]
-    return path, dict(zip(keys, texts, strict=True))
-
-
 CASES: dict[str, Callable[[Path], tuple[Path, Expected]]] = {
     "tar": tar,
     "tar.gz": lambda folder: tar(folder, gzip.compress, ".gz"),
@@ -157,7 +142,6 @@ CASES: dict[str, Callable[[Path], tuple[Path, Expected]]] = {
     "jsonl.xz": lambda folder: jsonl(folder, lzma.compress, ".xz"),
     "csv": table_of_commas,
     "txt": lines,
-    "hdf5": notebook,
 }
 
 

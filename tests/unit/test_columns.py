@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -35,10 +34,6 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-    elif path.suffix == ".h5":
-        with h5py.File(path, "w") as file:
-            for name in rows[0]:
-                file.create_dataset(name, data=[row[name] for row in rows], dtype=h5py.string_dtype())
     else:
         write_table(path, **{name: [row[name] for row in rows] for name in rows[0]})
     return path
@@ -52,7 +47,7 @@ def test_every_kind_with_columns_is_tried() -> None:
     assert set(ROWS) == {"parquet", "arrow", "csv", "jsonl"}
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl", "h5"])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl"])
 @pytest.mark.parametrize(("text", "identity"), [("Text", "ID"), ("CAPTION", "Doc_Id"), ("Body", "Key")])
 def test_usual_names_count_in_either_case(tmp_path: Path, suffix: str, text: str, identity: str) -> None:
     path = write(tmp_path / f"t.{suffix}", [{identity: "a", "other": "x", text: "one"}])
@@ -159,7 +154,7 @@ def test_a_list_in_a_row_is_refused_with_the_way_to_a_row_for_each(
         assert "a row of its own" in refused.value.next_step
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl", "h5"])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv", "jsonl"])
 def test_a_suggested_column_can_be_pasted_into_a_shell(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"t.{suffix}", [{"my (en)": "one", "it's": "two"}])
     with pytest.raises(InputError) as refused:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
@@ -310,7 +309,7 @@ def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path
     assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}
 
 
-NAMED_KINDS = ["txt", "jsonl", "csv", "tsv", "parquet", "arrow", "h5"]
+NAMED_KINDS = ["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]
 """Endings of files whose name is in the keys of their rows."""
 
 
@@ -319,19 +318,16 @@ def write_texts(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".txt":
         path.write_text(f"{text}\n")
-    elif path.suffix == ".h5":
-        with h5py.File(path, "w") as opened:
-            opened["text"] = [text]
     else:
         write_rows(path, text=[text], n=["1"])
 
 
 def keys_of(units: Iterable[Unit]) -> list[str]:
-    """The keys of all rows without the dataset, which those of HDF5 have; both readers give them."""
+    """The keys of all rows, which both readers give."""
     found = list(units)
     keys = [sample.key for unit in found for sample in read(unit, [])]
     assert keys == [sample.key for unit in found for sample in reread(unit, images=False)]
-    return [key.replace(":text:1", ":1") for key in keys]
+    return keys
 
 
 @pytest.mark.parametrize("kind", NAMED_KINDS)

@@ -17,7 +17,7 @@ SATELLITES = ("fleet", "index", "lab", "retrieval", "training")
 USED = Path(__file__).parents[1] / "satellites.txt"
 """Modules of the core that a satellite imports, a line each: satellite, module. A new line is a wider border."""
 
-RUN_LINES = 51_300
+RUN_LINES = 50_800
 """Lines that the verbs of runs and the services reach at most. It may shrink; it grows with a reason only."""
 RUN_VERBS = ("run", "enqueue", "pause", "resume", "cancel", "retry", "status", "logs", "failures")
 SERVICES = ("producer", "worker", "writer", "health")

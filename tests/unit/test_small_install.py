@@ -107,7 +107,7 @@ def test_every_verb_names_all_that_it_lacks_in_one_line(tmp_path: Path) -> None:
 
 
 RUN = Request(
-    inputs=("s3://bucket/a.tar", "https://host/b.h5"),
+    inputs=("s3://bucket/a.tar", "https://host/b.parquet"),
     output=Path("out"),
     models=("minilm",),
     modalities=("text",),

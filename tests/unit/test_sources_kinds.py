@@ -33,7 +33,6 @@ def touch(root: Path, *names: str) -> None:
         ("a.tsv", "csv"),
         ("a.parquet", "parquet"),
         ("a.feather", "arrow"),
-        ("a.h5", "hdf5"),
     ],
 )
 def test_a_file_tells_its_kind_by_its_name(tmp_path: Path, name: str, kind: str) -> None:
@@ -117,8 +116,16 @@ def test_a_wanted_kind_stands_above_names(tmp_path: Path) -> None:
     touch(tmp_path, "b.parquet", "notes.txt", "rows.dat")
     assert detect(str(tmp_path), "lines") == [("lines", str(tmp_path / "notes.txt"))]
     assert detect(str(tmp_path / "rows.dat"), "csv") == [("csv", str(tmp_path / "rows.dat"))]
-    with pytest.raises(InputError, match="no file of kind 'hdf5'"):
-        detect(str(tmp_path), "hdf5")
+    with pytest.raises(InputError, match="no file of kind 'arrow'"):
+        detect(str(tmp_path), "arrow")
+
+
+@pytest.mark.parametrize("name", ["a.h5", "A.HDF5", ""])
+def test_hdf5_files_are_for_a_plug_in(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, "b.h5", *filter(None, [name]))
+    with pytest.raises(InputError) as caught:
+        detect(str(tmp_path / name))
+    assert "docs/how-to/contribute/plug-ins.md" in caught.value.next_step
 
 
 @pytest.mark.parametrize("names", [[], ["a.xls"], ["sub/a"]])

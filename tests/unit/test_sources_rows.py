@@ -13,22 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from embq.core.errors import InputError, SourceError, UsageError
-from embq.core.units import Sample, Unit
-from embq.producer.enqueue import Request, prepare
+from embq.core.units import Sample
 from embq.producer.plan import plan
-from embq.producer.retry import FailureFilter, retry
-from embq.sources.formats.hdf5 import Hdf5Source
 from embq.sources.reader_options import ReadOptions
-from embq.sources.rows import without_dataset_keys
 from embq.sources.unit_reader import read
 from tests.support.archives import zstd
-from tests.support.outputs.build import build, go_on
+from tests.support.outputs.build import build
 from tests.support.planning import code, samples_of, units_of
 from tests.support.second_reader.checks import verify
 from tests.support.second_reader.tables import csv_rows
@@ -404,104 +397,6 @@ def test_how_a_file_is_compressed_is_told_by_its_first_bytes(tmp_path: Path) -> 
     assert next(s.text for s in samples_of(tmp_path / "b.txt.gz")) == "BZhe plain text"
 
 
-# --- HDF5 ---
-
-
-def write_batches(path: Path, groups: dict[str, dict[str, Any]]) -> Path:
-    with h5py.File(path, "w") as file:
-        for group, datasets in groups.items():
-            for name, values in datasets.items():
-                if isinstance(values[0], str):
-                    file.create_dataset(f"{group}/{name}", data=values, dtype=h5py.string_dtype())
-                else:
-                    file[f"{group}/{name}"] = np.array(values)
-    return path
-
-
-def test_batches_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    groups = {f"batches/{n}": {"text": [f"{n} a", f"{n} b"], "ids": [n * 10, n * 10 + 1]} for n in (10, 2, 0, 1)}
-    path = write_batches(tmp_path / "t.h5", groups)
-    for most in (1, 3, 100):
-        samples = samples_of(path, unit_samples=most)
-        assert [s.text for s in samples] == [f"{n} {c}" for n in (0, 1, 2, 10) for c in "ab"]
-        assert [s.key for s in samples] == ["0", "1", "10", "11", "20", "21", "100", "101"]
-
-
-def test_batches_may_be_datasets_themselves(tmp_path: Path) -> None:
-    path = write_batches(tmp_path / "t.h5", {"batches": {"0": ["a", "b"], "1": ["c"]}})
-    for most in (1, 2, 100):
-        found = [(s.key, s.text) for s in samples_of(path, unit_samples=most)]
-        assert found == [("t.h5:batches/0:1", "a"), ("t.h5:batches/0:2", "b"), ("t.h5:batches/1:1", "c")]
-
-
-def test_units_of_older_runs_keep_their_keys_and_planning_again_or_a_retry_adds_none_with_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_batches(tmp_path / "t.h5", {f"batches/{n}": {"text": [f"{n}", "", f"{n}!"]} for n in range(2)})
-    with monkeypatch.context() as before:
-        whole = Hdf5Source._unit_of_file
-        before.setattr(Hdf5Source, "_unit_of_file", lambda *given: without_dataset_keys(whole(*given)))
-        old = build(tmp_path / "old", [path], unit_samples=4)
-    new = build(tmp_path / "new", [path], unit_samples=4)
-    for root, keys in (
-        (old, [f"t.h5:{n}" for n in (1, 3, 4, 6)]),
-        (new, [f"t.h5:batches/{n}/text:{row}" for n in (0, 1) for row in (1, 3)]),
-    ):
-        request = Request(
-            inputs=(str(path),),
-            output=root,
-            models=("stub:8",),
-            modalities=(),
-            precision="fp32",
-            part_rows=1000,
-            options=ReadOptions(unit_samples=4),
-            version="0",
-        )
-        assert prepare(request).added == 0
-        assert pq.read_table(root / "parts")["key"].to_pylist() == keys
-        assert verify(root).violations == ()
-    with h5py.File(path, "a") as file:
-        file["batches/0/text"][1] = file["batches/1/text"][1] = "mended"
-    for root, keys in ((old, ["t.h5:2", "t.h5:5"]), (new, ["t.h5:batches/0/text:2", "t.h5:batches/1/text:2"])):
-        assert retry(root, FailureFilter(), version="0").failures == 2
-        go_on(root)
-        assert pq.read_table(root / "parts")["key"].to_pylist()[4:] == keys
-        assert verify(root).violations == ()
-
-
-def test_any_dataset_can_be_named(tmp_path: Path) -> None:
-    path = write_batches(
-        tmp_path / "t.h5",
-        {"batches/0": {"title": ["t"], "note": ["n"]}, "batches/1": {"title": ["u"], "note": ["m"]}, "x": {"y": [1.5]}},
-    )
-    with h5py.File(path, "a") as file:
-        file["fixed"] = np.array([b"caf\xc3\xa9", b"\xff", b""], dtype="S5")
-        file["away"] = h5py.ExternalLink("/etc/passwd", "/")
-    for named in ("title", "batches/*/title"):
-        assert [s.text for s in samples_of(path, text_column=named)] == ["t", "u"]
-    assert [s.text for s in samples_of(path, text_column="batches/1/title")] == ["u"]
-    assert [(s.text, code(s)) for s in samples_of(path, text_column="fixed")] == [
-        ("caf\u00e9", None),
-        (None, "text_not_utf8"),
-        (None, "empty_text"),
-    ]
-    for options, expected in (({}, "ambiguous_column"), ({"text_column": "body"}, "missing_column")):
-        with pytest.raises(InputError, match=r"batches/\*/note \(strings\)") as caught:
-            plan([str(path)], ReadOptions(**options))  # type: ignore[arg-type]
-        assert caught.value.code == expected
-
-
-def test_a_unit_that_names_what_lies_outside_of_the_file_is_refused(tmp_path: Path) -> None:
-    other = write_batches(tmp_path / "other.h5", {"g": {"text": ["secret"]}})
-    path = write_batches(tmp_path / "t.h5", {"g": {"text": ["a"]}})
-    with h5py.File(path, "a") as file:
-        file["link"] = h5py.ExternalLink(str(other), "/g")
-    (unit,) = units_of(path, text_column="g/text")
-    forged = Unit(kind="hdf5", source=unit.source, samples=1, etag=unit.etag, items=(("link/text", 1),))
-    with pytest.raises(SourceError, match="of its own"):
-        list(read(forged, ()))
-
-
 # --- verify ---
 
 
@@ -511,8 +406,7 @@ def test_verify_reads_all_of_them_a_second_time(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl.zst").write_bytes(zstd.compress(b'{"text":"1","id":"a"}\n\n{"text":"2"}\n{"text":"3"}\n'))
     (tmp_path / "d.txt.xz").write_bytes(lzma.compress(b"1\n2\n\n4\n5\n"))
     (tmp_path / "e.txt.bz2").write_bytes(bz2.compress(b"1\n2\n3\n4\n"))
-    write_batches(tmp_path / "f.h5", {f"batches/{n}": {"text": [f"{n}", ""], "id": ["k", "l"]} for n in range(11)})
     inputs = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
     report = verify(build(tmp_path / "out", inputs))
     assert report.ok, report.violations
-    assert report.rows + report.failures == 7 + 5 + 4 + 5 + 4 + 22
+    assert report.rows + report.failures == 7 + 5 + 4 + 5 + 4

@@ -24,7 +24,6 @@ FIXED = {
     "matplotlib": ("3.11", "evaluates settings of the current folder"),
     "pillow": ("13", "CVE-2023-50447, CVE-2024-28219, CVE-2025-48379"),
     "pyarrow": ("23.0.1", "CVE-2023-47248, CVE-2026-25087"),
-    "requests": ("2.32.4", "CVE-2024-35195, CVE-2024-47081"),
     "starlette": ("1.0", "CVE-2025-54121, CVE-2025-62727"),
     "torch": ("2.6", "CVE-2025-32434"),
 }

@@ -25,7 +25,7 @@ class PlanOptions(TypedDict, total=False):
     output_format: Literal["parquet", "hdf5", "npy", "arrow"] | None
     write_batch_size: int | None
     unit_size: int | None
-    input_format: Literal["arrow", "csv", "files", "hdf5", "jsonl", "parquet", "text", "webdataset"] | None
+    input_format: Literal["arrow", "csv", "files", "jsonl", "parquet", "text", "webdataset"] | None
     chunk_tokens: int | None
     chunk_overlap: int | None
     late_chunking: bool | None

@@ -11,7 +11,6 @@ from embq.core.extras import EXTRA_OF, PACKAGES, refuse_missing
 from embq.core.storage.object_clients import NEEDED
 from embq.core.storage.paths import is_url
 from embq.sources.access.urls import SCHEMES, scheme_of
-from embq.sources.formats.hdf5 import SUFFIXES
 
 if TYPE_CHECKING:
     from embq.producer.enqueue import Request
@@ -29,11 +28,7 @@ def refuse_lacking(request: Request, *, own_broker: bool, logs: Sequence[str]) -
         needed.update(_of_own_broker())
     for source in request.inputs:
         needed.update(PACKAGES.get(SCHEMES.get(scheme_of(source), "")[5:-1], ()) if is_url(source) else ())
-    if (
-        request.format == "hdf5"
-        or request.options.kind == "hdf5"
-        or any(name.endswith(SUFFIXES) for name in request.inputs)
-    ):
+    if request.format == "hdf5":
         needed.add("h5py")
     if is_url(str(request.output)):
         needed.add(NEEDED[scheme_of(str(request.output))])

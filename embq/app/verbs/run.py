@@ -73,7 +73,7 @@ def run(
 ) -> int:
     """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
-    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .csv, .jsonl or .txt file; globs and
     {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run; further inputs are
     added to it with --add. A run without rows is replaced by a corrected command.
     """
@@ -221,7 +221,7 @@ def enqueue(
     Further inputs for the same output are added to its run. Inputs that have changed since are refused. --batch-size
     and --threads are for workers that were started without them.
 
-    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .csv, .jsonl or .txt file; globs and
     {000000..000099} are expanded.
     """
     from embq.app.cli.authorization import authorized_client

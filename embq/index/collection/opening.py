@@ -98,7 +98,7 @@ def _shared_folder(places: Sequence[Place]) -> Place:
     for above, other in pairwise(places):
         if f"{other}/".startswith(f"{above}/"):
             raise InputError(f"{other} is in {above}: its rows would be indexed twice", next_step="leave one out")
-    columns = zip(*(str(one).split("/") for one in places), strict=False)
+    columns = zip(*(str(where).split("/") for where in places), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
     if len(shared) < (1 if isinstance(places[0], Path) else 3):
         raise InputError(
@@ -187,7 +187,7 @@ def _is_run(where: Place) -> bool:
 
 def _all_of_them(places: Sequence[Place | RemotePath], alike: Sequence[Place | RemotePath], kind: str) -> None:
     """Raise InputError unless all places are of one kind."""
-    if other := next((one for one in places if one not in alike), None):
+    if other := next((where for where in places if where not in alike), None):
         raise InputError(
             f"{alike[0]} and {other} cannot be one index: only the first is one of the {kind}",
             next_step="index them apart; `embq serve` answers from several indexes",

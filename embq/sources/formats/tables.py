@@ -226,14 +226,11 @@ _LAST: LastCursor[_TableCursor] = LastCursor()
 
 
 @contextmanager
-def table_errors(path: str, *errors: type[Exception]) -> Iterator[None]:
+def table_errors(path: str) -> Iterator[None]:
     """Translate errors of a library about the content of a file into SourceError `table_damaged`, or `too_large` where
     it asks for more memory than there is.
 
     Errors of the storage have a number, or a class of their own, and pass.
-
-    Args:
-        errors: further classes that the library raises at damage.
     """
     import pyarrow as pa
 
@@ -242,11 +239,9 @@ def table_errors(path: str, *errors: type[Exception]) -> Iterator[None]:
     # A size that is damaged may be negative (SystemError), or ask for more memory than there is.
     except MemoryError as error:
         raise beyond_memory(path) from error
-    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, *errors) as error:
+    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
-        if "allocation failed" in str(error):  # message of HDF5
-            raise beyond_memory(path) from error
         what = " ".join(str(error).split())[:300]
         if isinstance(error, pa.ArrowNotImplementedError):  # of a schema alone, whatever columns are used
             raise SourceError(

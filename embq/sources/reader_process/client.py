@@ -1,6 +1,6 @@
 """Parent side of the reader process: asks for a look at a file, or for the samples of a unit.
 
-A small file can make pyarrow and HDF5 take any amount of memory, end the process, or never return. In a process of
+A small file can make pyarrow take any amount of memory, end the process, or never return. In a process of
 their own that ends as an error of this one file.
 """
 
@@ -39,7 +39,7 @@ from embq.sources.reader_process.protocol import (
 from embq.sources.unusable import DIED, died
 
 CPU_S = 300
-"""Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
+"""Processor time for one request. A sound table takes milliseconds."""
 
 SERVER = ("-m", "embq.sources.reader_process.server")
 """Arguments of Python for a reader process; an idle time may follow, after which it ends."""

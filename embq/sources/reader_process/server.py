@@ -122,9 +122,6 @@ def _import_for(kind: str) -> None:
     if kind in ("parquet", "arrow"):
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401 - only loaded
-    elif kind == "hdf5":
-        with suppress(ImportError):
-            import h5py  # noqa: F401 - only loaded
 
 
 if __name__ == "__main__":

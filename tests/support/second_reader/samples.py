@@ -29,7 +29,7 @@ from embq.core.units import Unit
 from embq.sources.access.listings import stat
 from tests.support.second_reader.files import COPIES, KEPT, compression_of, opened
 from tests.support.second_reader.files import ERRORS as COMPRESSION_ERRORS
-from tests.support.second_reader.tables import Row, csv_rows, file_name, hdf5_rows, table_rows
+from tests.support.second_reader.tables import Row, csv_rows, file_name, table_rows
 
 IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""
@@ -403,6 +403,5 @@ READERS: dict[str, Callable[[Unit, bool], Iterator[SourceSample]]] = {
     "parquet": _rows_of(table_rows),
     "arrow": _rows_of(table_rows),
     "csv": _rows_of(csv_rows),
-    "hdf5": _rows_of(hdf5_rows),
 }
 """Kind of input -> its second reader; kinds of plug-ins have none."""

@@ -1,4 +1,4 @@
-"""Second reader of tables: parquet and Arrow through pyarrow, HDF5 through h5py, csv by the standard library.
+"""Second reader of tables: parquet and Arrow through pyarrow, csv by the standard library.
 
 As in `samples`, the readers in `sources` are not used.
 """
@@ -298,36 +298,3 @@ def pick(roles: dict[str, str], named: dict[str, str]) -> tuple[str, str, str]:
 
 def _called(names: list[str], wanted: tuple[str, ...]) -> str:
     return next((name for want in wanted for name in names if name.lower() == want), "")
-
-
-# --- HDF5 ---
-
-
-def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
-    """The strings of a slice, counted through all datasets whose paths differ in numbers only."""
-    import h5py
-
-    named = dict(unit.options)
-    pattern = "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in unit.items[0][0].split("/"))
-    with h5py.File(unit.source, "r") as file:
-        wanted = named.get("text_column", "").strip("/")
-        paths = [wanted] if wanted in file else [path for path, _ in _datasets(file) if re.fullmatch(pattern, path)]
-        paths.sort(key=lambda path: [int(part) if part.isdecimal() else part for part in path.split("/")])
-        at = 0
-        stop = unit.first + (unit.samples or 0)
-        for path in paths:
-            texts = file[path]
-            low, high = max(unit.first - at, 0), min(stop - at, len(texts))
-            if low < high:
-                ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
-                name = file_name(unit)
-                name, before = (f"{name}:{path}", 0) if named.get("keys") == "dataset" else (name, at)
-                for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=before + low + 1):
-                    yield key_of(key) or f"{name}:{number}", None, bytes(text), None
-            at += len(texts)
-
-
-def _datasets(file: Any) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    file.visititems(lambda path, node: found.append((path, node)) if hasattr(node, "shape") else None)
-    return found

@@ -61,7 +61,7 @@ TABLE_MEMBERS, SHARD_MEMBERS = 10_000_000, 2_000_000
 FAILED_S, SLOW_S, FAILED_SHARDS = 60.0, 1.0, 64
 """A shard that failed after more than the second time is not read again for the first; this many are remembered."""
 
-TEXT_KINDS = ("hdf5", "jsonl", "lines")
+TEXT_KINDS = ("jsonl", "lines")
 
 
 class Images:
