@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import InputError
+from embq.core.errors import ConfigError, InputError
 from embq.core.models import ModelConfig
 from embq.core.queue.fair_queue import VirtualTimes
 from embq.core.queue.keys import TURNS
@@ -23,7 +23,7 @@ from embq.core.service.stopping import StopFlag
 from embq.core.settings import Settings
 from embq.index.workers.builds import IndexBuild, IndexStage, announce
 from embq.worker import model_service, process
-from embq.worker.claim.scheduler import Scheduler, Turn
+from embq.worker.claim.scheduler import Scheduler, Turn, TurnClock
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.stages import read as reading
 from embq.worker.supervisor.protocol import WorkerOptions
@@ -301,6 +301,43 @@ def test_a_worker_is_misconfigured_if_it_refuses_again_and_again_all_that_there_
     assert not later_one.refuses_all()
 
 
+def test_a_turn_ends_with_its_slice_if_others_have_work_and_before_if_its_own_is_over(
+    own_client: redis.Redis, make: Make, later: FakeClock
+) -> None:
+    chooser, run, is_stopped = scheduler(own_client), make("a"), list[bool]()
+    served = TurnClock(chooser, first_turn(chooser), lambda: bool(is_stopped))
+    served.begin()
+    for seconds in (SLICE_S, SLICE_S - 1.0):  # of the second slice
+        later.advance(seconds)
+        assert not served.over()
+    other = make("b")
+    for quiet_s in (0.9, 0.0):  # the other one waits for the end of the slice, for something is in hand
+        later.advance(quiet_s)
+        served.idle()
+        served.busy()
+        assert (served.over(), served.next) == (False, None)
+    later.advance(0.1)
+    assert served.over()
+    assert served.next is not None
+    assert served.next.model == other.record.model
+    served.end()
+    assert booked(own_client, run) == pytest.approx(2 * SLICE_S / 10)
+    idle = TurnClock(chooser, first_turn(chooser), lambda: bool(is_stopped))
+    idle.begin()
+    for each in (run, other):
+        each.client.hset(each.key("meta"), "state", "done")
+    later.advance(0.9)
+    idle.idle()
+    assert not idle.over()
+    later.advance(0.1)
+    idle.idle()
+    assert (idle.over(), idle.next) == (True, None)
+    before = booked(own_client, run)
+    is_stopped.append(True)
+    idle.end()
+    assert booked(own_client, run) == before, "what was booked stays"
+
+
 # --- the process that changes its model ---
 
 
@@ -379,6 +416,16 @@ def test_a_worker_of_a_run_that_cannot_be_made_of_its_models_vectors_ends_with_t
 ) -> None:
     run = make("a", rows=RowSpec(dtype="binary"))
     with pytest.raises(InputError, match="do not fill"):
+        device.serve(own_server.url, run=run.info.run)
+    assert run.client.hlen(run.key("owner")) == 0
+
+
+def test_a_worker_of_a_run_that_was_begun_with_other_weights_ends_with_the_reason(
+    own_server: EmbeddedServer, make: Make, device: Device
+) -> None:
+    run = make("a")
+    run.client.hset(run.key("meta"), "fingerprint", "f" * 32)
+    with pytest.raises(ConfigError, match=f"begun with other weights.*{'f' * 32}"):
         device.serve(own_server.url, run=run.info.run)
     assert run.client.hlen(run.key("owner")) == 0
 

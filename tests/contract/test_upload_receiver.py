@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import msgspec
 import pytest
 import redis
 
-from embq.core.errors import InputError, SourceError
+from embq.core.errors import InputError
 from embq.core.queue import uploads
 from embq.core.queue.keys import UPLOADS, VERSION, upload_key
 from embq.core.queue.ledger import Ledger
@@ -386,12 +385,6 @@ def test_a_text_that_cannot_be_sent_is_named(setting: Setting) -> None:
     os.truncate(path, path.stat().st_size - 1)
     error = setting.refusal(parcel)
     assert (error.code, str(path) in error.message) == ("source_changed", True)
-    inputs = UploadedInputs("/out")
-    os.mkfifo(setting.texts / "pipe")
-    for name in ("", "pipe"):
-        inputs.files = {"_inputs/01234/a": str(setting.texts / name)}
-        with pytest.raises(SourceError, match=re.escape(str(setting.texts / name))):
-            plan_upload(parcel.paths["run.json"].parent, "/out", inputs)
 
 
 def test_without_a_writer_it_ends_once_the_broker_has_all_on_its_disk(
@@ -421,15 +414,6 @@ def test_without_a_writer_it_ends_once_the_broker_has_all_on_its_disk(
     for _ in range(4):
         setting.receiver.step()
     assert load_run(setting.root) == parcel.info
-
-
-def test_where_the_broker_has_no_disk_the_writer_ends_it(own_client: redis.Redis, setting: Setting) -> None:
-    own_client.config_set("appendonly", "no")
-    setting.client = own_client
-    setting.restart()
-    result = setting.send(setting.parcel())
-    assert result.end is not None
-    assert (result.end.end, result.on_disk) == ("accepted", None)
 
 
 def test_a_bug_ends_one_upload_alone(setting: Setting, client: redis.Redis) -> None:

@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embq.app.verify.findings import Findings
@@ -16,7 +18,7 @@ from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
 from embq.core.units import Retry, Unit
 from embq.producer.enqueue import prepare
-from tests.support.outputs.build import request_of
+from tests.support.outputs.build import request_of, set_column
 from tests.support.outputs.run_case import unit_of, write_run
 
 SIZE = 40
@@ -133,3 +135,8 @@ def test_units_of_a_selection_may_have_gaps_and_no_two_are_the_same(tmp_path: Pa
     assert (place, "it has 2 units, run.json says 3") == (["manifest", "manifest"], message)
     twice = write_run(tmp_path / "twice", [unit_of(1), unit_of(2), unit_of(1)])
     assert [it[2] for it in found(tmp_path / "twice", twice)] == ["two of its units are the same"]
+    path = tmp_path / "twice" / "manifest" / twice.segments[0]
+    table = pq.read_table(path)
+    ids = ["0" * 32, *table["unit_id"].to_pylist()[1:]]
+    pq.write_table(set_column(table, "unit_id", pa.array(ids)), path)
+    assert ("manifest", "unit 0") in [it[:2] for it in found(tmp_path / "twice", twice)]
