@@ -176,9 +176,6 @@ def use_a_machine(trap: Trap) -> None:
     with trap.started("shards", "serve", "shards", "--port", "0", says=r"http://\S+") as url:
         # Shards of a server are read by processes that multiprocessing spawns.
         trap.embq("shards", "verify", f"{url}/{{000000..000001}}.tar", "--workers", "2")
-    trap.embq(
-        "plan", "--image-count", "1e9", "--bytes-per-image", "30000", "-m", "open_clip:ViT-B-32", "--gpus", "8xH100"
-    )
     quick = ("--counts", "1", "--records", "32", "--replicates", "2", "--devices", "cpu")
     trap.embq("bench", "workers", "-m", "stub:4", *quick)
 

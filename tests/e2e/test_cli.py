@@ -132,23 +132,6 @@ def test_each_role_does_its_work_with_what_its_image_holds(
     assert ended("status", tmp_path / "out", environment=laptop)[0] == 0
 
 
-def test_a_plan_goes_by_the_speed_that_a_run_on_this_machine_measured(tmp_path: Path) -> None:
-    write_texts(tmp_path / "texts.jsonl", 3_000)
-    there: dict[str, Any] = {"environment": {"XDG_STATE_HOME": str(tmp_path / "state")}}
-    asked = [tmp_path / "texts.jsonl", "-m", "stub:8?ms_per_sample=2"]
-    assert (
-        "the speed of stub:8?ms_per_sample=2 on CPU is not known" in ended("plan", *asked, "--gpus", "cpu", **there)[2]
-    )
-    succeed("run", *asked, "-o", tmp_path / "out", "--devices", "cpu", "--quiet", **there)
-    found = json.loads(succeed("plan", *asked, "--gpus", "4xcpu", "--json", **there))
-    (device,) = found["devices"]
-    assert device["source"].startswith(f"measured by this machine in the run in {tmp_path / 'out'} on 20")
-    assert (found["rows"], found["precision"], found["limit"]) == (3_000, "fp32", "device")
-    assert found["rows_per_s"] == pytest.approx(4 * device["rows_per_s"])
-    lines = succeed("plan", *asked, "--gpus", "4xcpu", **there).splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["rows", "precision", "time", "limit", "devices"]
-
-
 def test_help_lists_every_verb_with_one_line() -> None:
     for help_ in (succeed("--help"), called("-h")[1]):
         for verb, (_, line) in VERBS.items():
