@@ -157,6 +157,8 @@ class Proxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
+        # A connection that was accepted a moment ago becomes a link; otherwise nobody would close its socket.
+        self._loop.run_until_complete(asyncio.sleep(0.01))
         for link in list(self._links):
             link.cut()
         tasks = asyncio.all_tasks(self._loop)
