@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
-
-import h5py
 
 from embq.plugins import (
     SAMPLE_MAX_BYTES,
@@ -26,6 +25,8 @@ from embq.plugins import (
     open_unchanged,
     unwatched,
 )
+
+h5py: Any = import_module("h5py")  # which has no types
 
 
 class Hdf5Source(Source):
@@ -76,7 +77,7 @@ def _sample(ordinal: int, key: str, value: Any) -> Sample:
 
 
 @contextmanager
-def _current(path: str, options: ReadOptions) -> Iterator[tuple[str, Any]]:
+def _current(path: str, options: ReadOptions) -> Generator[tuple[str, Any], None, None]:
     """The version of a file as it is now, and its dataset."""
     names = [name for name in (options.text_column, options.image_column) if name] or ["text", "image"]
     unit = Unit(kind=Hdf5Source.kind, source=path)
@@ -85,7 +86,7 @@ def _current(path: str, options: ReadOptions) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def _dataset(path: str, file: Any, *names: str) -> Iterator[Any]:
+def _dataset(path: str, file: Any, *names: str) -> Generator[Any, None, None]:
     """The first of these datasets that the file itself has: a link could lead to another file of the machine."""
     try:
         with h5py.File(file, "r") as opened:

@@ -1,13 +1,16 @@
 """The promises of a kind of input, for `hdf5`."""
 
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import h5py
 import pytest
 
 from embq.testing.sources import *  # noqa: F403
 from embq.testing.sources import ROWS, Case
+
+h5py: Any = import_module("h5py")
 
 
 def write_hdf5(folder: Path) -> Path:
