@@ -390,6 +390,8 @@ def test_a_text_that_cannot_be_sent_is_named(setting: Setting) -> None:
 def test_without_a_writer_it_ends_once_the_broker_has_all_on_its_disk(
     setting: Setting, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not client.execute_command("COMMAND LIST", "FILTERBY", "PATTERN", "waitaof"):
+        pytest.skip("this server cannot tell what is on its disk: the laptop waits for a writer")
     shutil.rmtree(setting.texts / "a")
     setting.write("c.txt", "c\n")
     parcel = setting.parcel()

@@ -262,9 +262,10 @@ def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_st
     for there in (False, True):
         if there:
             root.mkdir()
-        status, _, stderr = called("run", texts, "-o", root, "-m", f"{MODEL}?colour=red")  # refused by a worker
+        status, _, stderr = called("run", texts, "-o", root, "-m", f"{MODEL}?colour=red")
         assert (status in (2, 65, 78), "Traceback" in stderr) == (True, False), stderr
-        assert not root.exists()
+        assert root.exists() is there
+        assert not there or [*root.iterdir()] == [], "a folder of the user stays as it was"
     assert called("run", texts, "-o", root, "-m", MODEL)[0] == 0
 
     status, _, stderr = called("run", texts, "-o", short_tmp / "other", "-m", MODEL, "--devices", "gpu")
