@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,18 @@ def tls_server(folder: Path, secrets: Path, *options: str) -> Iterator[TlsServer
         options: further ones of redis-server, such as "--requirepass", "x".
     """
     folder.mkdir(exist_ok=True)
+    server = _started(folder, secrets, options)
+    while server.process.poll() is not None:  # another process got a port of it first
+        server = _started(folder, secrets, options)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def _started(folder: Path, secrets: Path, options: Sequence[str]) -> TlsServer:
+    """A server on ports that were free a moment ago; it has ended if another process has got one of them."""
     tls_port, port = free_ports(2)
     config = folder / "server.conf"
     lines = [
@@ -72,6 +84,8 @@ def tls_server(folder: Path, secrets: Path, *options: str) -> Iterator[TlsServer
         *options,
     ]
     config.write_text("\n".join(lines) + "\n")
+    log = folder / "server.log"
+    log.write_text("")
     process = subprocess.Popen(
         ["redis-server", str(config)],
         stdin=subprocess.DEVNULL,
@@ -79,13 +93,9 @@ def tls_server(folder: Path, secrets: Path, *options: str) -> Iterator[TlsServer
         stderr=subprocess.DEVNULL,
         preexec_fn=die_with_parent,
     )
-    server = TlsServer(folder=folder, tls_port=tls_port, port=port, secrets=secrets, process=process)
-    try:
-        wait_until(lambda: _listens(tls_port) and process.poll() is None)
-        yield server
-    finally:
-        process.kill()
-        process.wait()
+    wait_until(lambda: process.poll() is not None or "Ready to accept connections" in log.read_text())
+    assert process.poll() is None or "Address already in use" in log.read_text(), log.read_text()
+    return TlsServer(folder=folder, tls_port=tls_port, port=port, secrets=secrets, process=process)
 
 
 def free_ports(count: int) -> list[int]:
@@ -95,12 +105,6 @@ def free_ports(count: int) -> list[int]:
     for listener in sockets:
         listener.close()
     return ports
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 class Relay:
