@@ -911,6 +911,24 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     assert set(SCRIPTS) > FREEING
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_full_server_says_so_whatever_a_script_would_write_first(
+    own_client: redis.Redis, tmp_path: Path, is_empty: bool, started: bool
+) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    run.build()
+    if not is_empty:
+        run.work_one(0)
+    token = run.claim(1, started=started)
+    own_client.config_set("maxmemory", "1")
+    try:
+        assert run.publish(1, token) is PublishVerdict.NO_MEMORY
+    finally:
+        own_client.config_set("maxmemory", "0")
+    assert run.publish(1, token) is PublishVerdict.ACCEPTED
+
+
 # --- the loss of one key ---
 
 

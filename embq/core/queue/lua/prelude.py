@@ -116,7 +116,7 @@ local function publish_entry(u, token, fields, bytes)
   local id = redis.pcall('XADD', res, '*', unpack(entry))
   if type(id) == 'table' then
     -- A stream whose last id is the greatest possible takes no entry: the queue is lost and gets rebuilt.
-    if not string.find(id.err, 'last possible ID', 1, true) then error(id.err) end
+    if not string.find(id.err, 'last possible ID', 1, true) then error(id) end
     redis.call('HDEL', meta, 'gen')
     return false
   end
