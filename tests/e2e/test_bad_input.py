@@ -257,15 +257,20 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
 
 @pytest.mark.slow
 def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_stumble_over(short_tmp: Path) -> None:
-    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    root, texts, shards = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "shards"
     write_texts(texts, 3)
+    write_shards(shards, 1, 3)
     for there in (False, True):
         if there:
             root.mkdir()
-        status, _, stderr = called("run", texts, "-o", root, "-m", f"{MODEL}?colour=red")
+        status, _, stderr = called("run", texts, "-o", root, "-m", f"{MODEL}?colour=red")  # refused by planning
         assert (status in (2, 65, 78), "Traceback" in stderr) == (True, False), stderr
         assert root.exists() is there
         assert not there or [*root.iterdir()] == [], "a folder of the user stays as it was"
+        by_gpu = ("-m", f"{MODEL}?pixels=8", "--decode", "gpu", "--modality", "image", "--devices", "cpu")
+        said = called("run", shards, "-o", root, *by_gpu)  # refused by a worker
+        assert_refused(*said, exits=65, code="model", says="decodes by the CPU only")
+        assert not root.exists()
     assert called("run", texts, "-o", root, "-m", MODEL)[0] == 0
 
     status, _, stderr = called("run", texts, "-o", short_tmp / "other", "-m", MODEL, "--devices", "gpu")
