@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -909,6 +910,12 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     own_client.config_set("maxmemory", "0")
     assert feed(run)[0] == [1, 2, 3]
     assert set(SCRIPTS) > FREEING
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_raises_an_error_of_the_server_as_it_came(name: str) -> None:
+    """A text would get the place in front of its code, by which clients know it: Lua adds that to texts alone."""
+    assert re.findall(r"error\((?!id\))", SCRIPTS[name]) == []
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
