@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import embq
+from embq.app.cli.entry_point import cli
+from embq.app.cli.verb_table import VERBS
 from embq.app.local.packages import refuse_lacking
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit, MissingPackageError
@@ -183,6 +186,15 @@ def test_the_table_of_packages_is_that_of_the_extras() -> None:
         assert {IMPORTED.get(name, name.replace("-", "_")) for name in names} == set(packages), extra
         for verb in OF_VERB.values():
             assert set(verb) <= extras.keys()
+
+
+def test_the_list_of_verbs_tells_how_to_install_what_each_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=200).output
+    assert "Needs pip install" not in lines, "all is installed here"
+    monkeypatch.setattr("embq.core.extras.is_installed", lambda _package: False)
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=200).output
+    lacking = {line.split()[0] for line in lines.splitlines() if "Needs pip install 'embq[" in line}
+    assert lacking == OF_VERB.keys() & VERBS.keys()
 
 
 def test_the_base_install_has_nothing_of_other_roles() -> None:
