@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, as a list for pip: `python deploy/requirements.py worker serve`.
+"""Requirements of extras of pyproject.toml, as a list for pip: `python deploy/requirements.py worker serve`.
 
 An image installs these before it copies the sources, so that a change of the sources builds in seconds.
 

@@ -47,7 +47,11 @@ class Kind(Protocol):
         """Remove the records, runs and hints of work that nobody waits for any more."""
 
     def access(self, roots: tuple[str, ...]) -> Callable[[OtherWork], bool]:
-        """Return a function that tells whether this process can do some work; EMBQ_ROOTS, all folders if empty."""
+        """Return a function that tells whether this process can do some work.
+
+        Args:
+            roots: folders and URLs that workers may read from or below; empty allows all.
+        """
 
     def serve(self, context: Any, turn: Any) -> Any:
         """Serve a turn of a worker process, `embq.worker.claim.scheduler.Turn`; return the turn after it, or None."""
